@@ -1,13 +1,13 @@
-"""A data directory handed over to a Java broker, and taken back.
+"""Hands a data directory over to a Java broker, and takes it back.
 
-A Java broker skips partitions when the last name that the file system lists in the
-directory is not one of a partition (docs/metaq-1.4/broker.md 2.3): gets there are
-answered 404 until the first put. So nothing but partitions may remain. What only our
-broker needs, and cannot make again, waits beside the directory:
+A Java broker skips partitions if the last name that the file system lists in the
+directory is not a partition (docs/metaq-1.4/broker.md 2.3): it answers gets there with
+404 until the first put. So only partitions may remain. Files that only our broker needs
+and that it cannot make again are kept next to the directory:
 
     <dataPath>.handed-over/holdings, topics.json
 
-It is copied there, since a data directory may be a disk of its own.
+They are copied, not renamed, because a data directory may be a mount point.
 
 Keep in step: the list of files in docs/storage.md.
 """
@@ -46,7 +46,7 @@ KEPT: Final = {
     GROUPS_COPY_NAME: COPY_BYTES_MAX,
     EXCHANGES_COPY_NAME: COPY_BYTES_MAX,
 }
-"""Files to move aside, and their largest size."""
+"""Files to move aside, and their maximum size."""
 
 NEEDLESS: Final = frozenset(
     (SOCKET_NAME, DELETED_DIRECTORY, *(f"{name}.tmp" for name in (SOCKET_NAME, *KEPT)))
@@ -61,25 +61,25 @@ class HandOver:
     """The data directory, locked by the caller."""
     aside: Path
     moved: tuple[str, ...]
-    """Names to move aside, the broker's own logs among them, which a Java broker would
-    register as topics; `metaq hand-over --back` moves them back."""
+    """Names to move aside, including internal logs, which a Java broker would register
+    as topics; `metaq hand-over --back` moves them back."""
     removed: tuple[str, ...]
-    """Names to remove for good, without the lock file."""
+    """Names to remove for good; the lock file is not among them."""
     others: tuple[str, ...]
-    """Names that are no partitions and not the broker's to move: they prevent it."""
+    """Other names that are not partitions; they prevent the hand-over."""
     topics: Mapping[str, TopicDefinition]
     """Topics made by command: a Java broker needs sections in its `server.ini`."""
     problem: str = ""
-    """Why the transactions of the broker prevent it."""
+    """Why transactions prevent the hand-over; "" if they do not."""
 
 
 def plan_hand_over(fs: FileSystem, directory: Path) -> HandOver:
-    """Return what is to change in a data directory that no broker uses.
+    """Return the changes to a data directory that no broker uses.
 
     Raises:
         StorageError: the disk refused.
         PayloadError: the copy of the topic definitions is damaged.
-        JournalDamagedError: so is the journal of transactions.
+        JournalDamagedError: the transaction journal is damaged.
     """
     logs = find_logs(fs, directory)
     rest = sorted(set(fs.list_directory(directory)) - {LOCK_FILE, *logs})
@@ -117,10 +117,10 @@ def _read_topics(fs: FileSystem, path: Path) -> dict[str, TopicDefinition]:
 
 
 def _find_problem(fs: FileSystem, directory: Path) -> str:
-    """Return which transactions have puts for logs that a Java broker must not have."""
+    """Return why unfinished transactions with puts to internal logs prevent it."""
     record = read_holdings(fs, directory)
     if record is None or not record.journal:
-        return ""  # of an earlier version, which had no such logs
+        return ""  # from an earlier version, which had no internal logs
     journal = Path(record.journal)
     if not fs.is_directory(journal):
         return (
@@ -148,16 +148,16 @@ def _has_internal_puts(transaction: ReplayedTransaction) -> bool:
 
 
 def hand_over(fs: FileSystem, plan: HandOver) -> None:
-    """Make the directory ready, but for its lock file; to be repeated if it fails.
+    """Apply the plan; the lock file stays. May be called again after an error.
 
     Raises:
-        StorageError: the disk refused, and some of the changes may be made.
+        StorageError: the disk refused; some of the changes may be made.
     """
     assert not plan.others, plan.others
     if plan.moved:
         fs.make_directory(plan.aside)
     for name in plan.moved:
-        # What an earlier hand-over left there is older.
+        # May replace files of an earlier hand-over, which are older.
         _move(fs, plan.directory / name, plan.aside / name)
     remove_set_aside(fs, plan.directory)
     for name in plan.removed:
@@ -165,11 +165,11 @@ def hand_over(fs: FileSystem, plan: HandOver) -> None:
 
 
 def take_back(fs: FileSystem, directory: Path) -> tuple[str, ...]:
-    """Move the files back; return their names, none if nothing was moved aside.
+    """Move the files back; return their names, () if nothing was moved aside.
 
     Raises:
-        StorageError: the disk refused; or our broker has run on the directory since,
-            and has made such a file: nothing was changed then.
+        StorageError: the disk refused; or our broker has run on the directory since and
+            has made such a file, in which case nothing was changed.
     """
     aside = handed_over_path(directory)
     if not fs.is_directory(aside):
@@ -200,7 +200,7 @@ def take_back(fs: FileSystem, directory: Path) -> tuple[str, ...]:
 
 
 def _move(fs: FileSystem, source: Path, target: Path) -> None:
-    """Rename a log; copy a small file, then remove it: a crash leaves one, or both."""
+    """Rename a log; copy a file, then remove the original, so a crash loses neither."""
     if fs.is_directory(source):
         fs.rename(source, target)
         return

@@ -1,9 +1,9 @@
-"""Problems of a broker, judged from one snapshot, and their reports.
+"""Finds the problems of a broker in one snapshot, and reports them.
 
 `find_problems` alone decides about health. A *failing* alarm means that puts or gets of
 some partition are refused, or wait, until an operator acts; a *warning* means that
 everything is served, and that an operator should look. `docs/operations.md` explains
-the remedy for each alarm, and `tests/broker/test_health_operations_page.py` compares.
+the remedy for each alarm, as `tests/broker/test_health_operations_page.py` checks.
 """
 
 import enum
@@ -20,10 +20,10 @@ from metaq.zk.registry import RegistrationState
 from metaq.zk.session import SessionState
 
 PROBLEMS_PER_ALARM_MAX: Final = 10
-"""Problems listed one by one; of a thousand damaged logs ten are listed."""
+"""Maximum number of problems listed of one alarm; the others are counted."""
 
 LEADERLESS_S: Final = 30.0
-"""A failover takes less; a set without a leader for so long needs an operator."""
+"""Time without a leader after which a set raises an alarm; a failover takes less."""
 
 Figures = Mapping[str, object]
 """Names and numbers, ready for JSON."""
@@ -95,8 +95,8 @@ _FAILING: Final = frozenset(
         Alarm.TOO_FEW_REPLICAS,
     }
 )
-"""None of ZooKeeper's: without it connected clients are served, and a restart of the
-broker would turn that into an outage."""
+"""Alarms about ZooKeeper are warnings: without it connected clients are still served,
+and a restart of a "failing" broker would cause an outage."""
 
 SEVERITIES: Final = {
     alarm: Severity.FAILING if alarm in _FAILING else Severity.WARNING
@@ -104,8 +104,8 @@ SEVERITIES: Final = {
 }
 
 SERVING_STATES: Final = frozenset({State.STARTING, State.RUNNING})
-"""A broker answers this question from the moment on when it serves; after that a start
-only waits for ZooKeeper, and the alarms of the registration name it."""
+"""States in which clients are served. A starting broker answers here only once it
+serves; then it waits for ZooKeeper alone, which the registration's alarms report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,7 +282,7 @@ def _judge_registration(status: BrokerStatus) -> Iterator[tuple[Alarm, str]]:
     registration = status.registration
     if registration is None:
         return
-    # Of a set the leader alone is registered.
+    # In a replica set, only the leader is registered.
     is_due = status.replica is None or status.replica.epoch > 0
     if is_due and registration.state is not RegistrationState.REGISTERED:
         text = f"registration is {registration.state.value}"
@@ -305,7 +305,7 @@ def _shortened(texts: list[str]) -> list[str]:
 
 
 def describe_health(status: BrokerStatus) -> dict[str, object]:
-    """Return who the broker is and how it does, ready for JSON."""
+    """Return the identity and health of the broker, ready for JSON."""
     problems = find_problems(status)
     overall = "failing" if is_failing(problems) else "warning" if problems else "ok"
     return {

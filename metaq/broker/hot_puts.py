@@ -1,39 +1,39 @@
-"""The path of puts: parsed, stamped and appended in one flat loop over what was read.
+"""The fast path of puts: one flat loop parses, stamps and appends the received puts.
 
-Theory of operation. The loop takes every form of a put that is to be stored,
+Theory of operation. The loop takes every form of a put that can be stored,
 
     put topic partition length flag checksum opaque CRLF payload
     put topic partition length flag opaque CRLF payload         (older clients)
     put topic partition length flag [checksum] transaction opaque CRLF payload
 
-with its checksum, with -1 in its place, or without; to a partition, or to any (-1).
-A put is split into its words once. Topic and partition are resolved once, through
-`Topics`, and remembered as the words that they are; nothing else of a put is, so a
-session remembers no more than its topics have partitions. The loop stops at the first
-put that it cannot take and leaves the position there: one that is refused, is cut by
-the end of the read, is the first of its partition, or writes the partition in an
-unusual way. The general path (`protocol.Connection`, `dispatch`, handlers) handles
-exactly that frame, and the loop is tried again after it. So this file never answers an
-error, but to puts that would pass a bound of transactions.
+with a checksum, with -1 instead, or without; to a partition, or to any (-1). Each put
+is split into words once. Topic and partition are resolved through `Topics` and cached
+under the words as sent; nothing else is cached, so a session has at most one entry for
+each partition and topic that it uses. The loop stops at the first put that it cannot
+take and leaves the position there: a put that is refused, is cut by the end of the
+read, is the first of its partition, or writes the partition in an unusual way. The
+general path (`protocol.Connection`, `dispatch`, handlers) handles exactly that frame,
+and the loop is tried again after it. So this file only answers with an error if a
+transaction would exceed a bound.
 
-`_gather` is that loop, and the only parser. It has two entries: `take` appends a run of
-puts, `take_single` passes a put that was received alone to `SinglePuts`, which appends
-it with those of other connections. A batch of one message, which is what a producer
-sends that waits for each reply, is another command: `take_batch` splits its words.
+`_gather` is that loop, and the only parser. It has two callers: `take` appends runs of
+puts; `take_single` passes a put that was received alone to `SinglePuts`, which appends
+it with those of other connections. A producer that waits for each reply sends batches
+of one message, which are another command: `take_batch` parses them.
 
 The loop is flat on purpose: a call, an object or an attribute chain per message costs
-what the whole rest of a message does. Payloads, checksums, flags and opaques become
+as much as the rest of its processing. Payloads, checksums, flags and opaques become
 columns of a `_Run`, one for each log and transaction; ids, offsets and headers are made
-for a whole column at once. One run is one append and one ticket. What names a
-transaction goes to that and to the journal in place of the log.
+for a whole column at once. One run is one append and one ticket. Runs of a transaction
+go to the transaction and its journal instead of the log.
 
-Where the choice of the partition is ours, it is made once for all puts to a topic that
-are received together, and kept for some reads of a stream: many small runs would cost
-what one large one saves, and puts of others would find every log busy.
+If the broker chooses the partition, it chooses once for all puts to a topic that are
+received together, and keeps the choice for some reads of a stream: many small runs
+would cost what one large run saves, and would keep all logs busy.
 
     Invariant: for any input, the bytes stored and the replies are those of the
     general path (tests/broker/test_hot_puts.py compares them).
-    Invariant: what was resolved under an older `topics.version` is never used.
+    Invariant: a target resolved under an older `topics.version` is never used.
 
 Keep in step: `handlers/put.py`, `record/layout.py`, `record/ids.py`.
 """
@@ -59,26 +59,27 @@ from metaq.txn.records import encode_put_head
 from metaq.txn.transaction import BrokerTransaction, PutRun
 
 TAKEN_MAX: Final = 512
-"""Most puts of one `take`, half a millisecond; then the session looks at the time."""
+"""Maximum number of puts of one `take`, about 0.5 ms; then the session checks the
+time."""
 
 ANY_READS_MAX: Final = 4
-"""Most reads of a stream whose puts to any partition go to one, 1 MiB: a group of the
-disk."""
+"""Maximum number of reads of a stream for which a chosen partition is kept: 1 MiB, the
+size of a group of the disk."""
 
 _LINE_END: Final = b"\r\n"
 _UNCHECKED: Final = b"%d" % NO_CHECKSUM
-"""Stands for a missing checksum."""
+"""Word in place of a missing checksum."""
 _ZERO: Final = ord("0")
 _DIGITS_END: Final = b":"
 """Sorts after every number, and before the key of every transaction."""
 _PLAIN_DIGITS_MAX: Final = 9
-"""Digits of numbers that have 32 bits, whichever they are."""
+"""Maximum number of digits of which any number fits in 32 bits."""
 _PARTS: Final = 5
-"""Parts of a put; see `_to_five`."""
+"""Number of parts of a put; see `_to_five`."""
 _BATCH_WORDS: Final = 9
-"""Words of an `mput` that is in no transaction."""
+"""Number of words of an `mput` outside a transaction."""
 _SEQUENCE_DIGITS_MAX: Final = 18
-"""Digits of numbers that have 64 bits, whichever they are."""
+"""Maximum number of digits of which any number fits in 64 bits."""
 
 
 class UnparsedBytes(Protocol):
@@ -92,7 +93,7 @@ class UnparsedBytes(Protocol):
 class _Run:
     """Puts of one session to one log, in one transaction or in none, in one pass.
 
-    That of a log is used for pass after pass; that of a transaction is made for one.
+    Runs outside transactions are reused in later passes.
     """
 
     __slots__ = ("columns", "ids", "journal_lines", "log", "name", "transaction")
@@ -110,18 +111,19 @@ class _Run:
         self.clear()
 
     def clear(self) -> None:
-        """Begin with no puts; what was gathered belongs to others now."""
+        """Make the run empty, with new lists; others own the old ones now."""
         self.columns: tuple[list[bytes], list[int], list[int], list[bytes]]
         self.columns = [], [], [], []
-        """Payloads, their checksums, flags, and opaques as replies write them."""
+        """Payloads, their checksums, flags, and opaques in the form of replies."""
         self.ids: list[int] = []
         self.journal_lines: list[bytes] = []
-        """The eight-word form of each, where it is in a transaction."""
+        """Command line of each put, in its eight-word form; empty outside
+        transactions."""
 
 
 _Turns: TypeAlias = list[tuple[int, _Run]]
-"""Number of the first put of each piece of a run, in the order of arrival. A run may
-come more than once, and a piece may have no put."""
+"""Pieces of runs in the order of arrival, each with the number of its first put. A run
+may occur more than once, and a piece may be empty."""
 
 
 class _AnyPartition:
@@ -137,7 +139,7 @@ class _AnyPartition:
 
 
 class HotPuts:
-    """The hot loop of one session and its memory of topics and partitions."""
+    """The hot loop of one session, and its cache of topics and partitions."""
 
     def __init__(
         self, answerer: Answerer, context: BrokerContext, single_puts: SinglePuts
@@ -146,10 +148,10 @@ class HotPuts:
         self._context = context
         self._single_puts = single_puts
         self._targets: dict[bytes, _Run | _AnyPartition] = {}
-        """Runs for puts named "put topic partition". Each has a log, and a partition is
-        written in one way, so there are no more than logs and topics."""
+        """"put topic partition" → its run. Only for existing logs and one spelling of
+        a partition, so that it has no more entries than there are logs and topics."""
         self._last: _Run | None = None
-        """Run of the last put that named its partition: the next is likely alike."""
+        """Run of the last put to a named partition; most next puts have the same."""
         self._version = 0
         self._read_number = 0
         self._kept_reads = 0
@@ -157,13 +159,14 @@ class HotPuts:
         self._length_max = limits.payload_bytes_max
         self._batch_max = min(SINGLE_BYTES_MAX, limits.batch_bytes_max)
         self.has_more = False
-        """Whether the last `take` stopped at its bound, and is to be tried again."""
+        """Whether the last `take` stopped at its bound and must be called again."""
 
     def begin_read(self) -> None:
-        """Take notice that more bytes were received.
+        """Note that more bytes were received; called once a read.
 
-        Puts to any partition go elsewhere then, but of a connection with puts in flight
-        not before ANY_READS_MAX reads: a stream keeps one log busy, and not all.
+        Puts to any partition then choose a new one. While puts of the connection are in
+        flight, this happens only every ANY_READS_MAX reads, so that a stream keeps one
+        log busy and not all.
         """
         self._kept_reads += 1
         if not self._answerer.in_flight_bytes or self._kept_reads >= ANY_READS_MAX:
@@ -174,10 +177,10 @@ class HotPuts:
         """Append every ordinary put at the buffer's position.
 
         Args:
-            buffer: its position is moved to the end of what was taken.
+            buffer: received bytes; its position is moved past the puts taken.
 
         Returns:
-            The number of puts taken; each is answered by its run's ticket.
+            The number of puts taken; each is answered by the ticket of its run.
         """
         turns, count, end = self._gather(buffer.data, buffer.position, TAKEN_MAX)
         self.has_more = count == TAKEN_MAX
@@ -197,10 +200,10 @@ class HotPuts:
         """Gather a put that was received alone, if it is an ordinary one.
 
         Args:
-            data: all that was received and not carried out.
+            data: all bytes received and not processed yet.
 
         Returns:
-            What it holds in flight until it is answered, bytes; 0: nothing was taken.
+            Bytes that it holds in flight until it is answered; 0: nothing was taken.
         """
         if len(data) > SINGLE_BYTES_MAX or not data.startswith(b"put "):
             return 0
@@ -217,7 +220,7 @@ class HotPuts:
         return SINGLE_OVERHEAD_BYTES + len(payloads[0])
 
     def take_batch(self, data: bytes) -> bool:
-        """Append a batch of one message that was received alone, if all is ordinary.
+        """Append a batch of one message that was received alone, if it is ordinary.
 
             mput topic partition length 1 checksum producer sequence opaque CRLF record
 
@@ -225,7 +228,7 @@ class HotPuts:
             data: as for `take_single`.
 
         Returns:
-            Whether it was taken; it is held and answered by its ticket then.
+            Whether it was taken; then its ticket holds and answers it.
         """
         line_end = data.find(_LINE_END)
         words = data[:line_end].split(b" ")
@@ -283,17 +286,17 @@ class HotPuts:
     def _gather(
         self, data: bytes, position: int, count_max: int
     ) -> tuple[_Turns, int, int]:
-        """Parse the ordinary puts from a position on into runs, and append none.
+        """Parse the ordinary puts from a position on into runs, without appending.
 
         Returns:
-            The runs, the number of puts, the position after the last of them.
+            The pieces of runs, the number of puts, and the position after the last put.
         """
         self._forget_outdated()
         size, length_max = len(data), self._length_max
         turns: _Turns = []
         made: dict[tuple[bytes, bytes], _Run] = {}
-        # What the words of the put before this one were: most are alike. At first that
-        # is what no word can be.
+        # Words of the previous put, because most puts repeat them. The initial values
+        # cannot be words.
         last_name, last_key, last_flag, flag = _LINE_END, b"", _LINE_END, 0
         if self._last is not None:
             last_name = self._last.name
@@ -331,7 +334,7 @@ class HotPuts:
                 if (flag_read := read_i32(flag_word)) is None:
                     break
                 flag, last_flag = flag_read, flag_word
-            # Nine digits, no zero before them: a number that is written as replies do.
+            # At most nine digits without a leading zero are already as in replies.
             if (
                 not opaque.isdigit()
                 or len(opaque) > _PLAIN_DIGITS_MAX
@@ -353,7 +356,7 @@ class HotPuts:
         return turns, number, position
 
     def _forget_outdated(self) -> None:
-        """Forget what was resolved before topics or partitions changed."""
+        """Clear the cache if topics or partitions have changed."""
         if self._version != self._context.topics.version:
             self._targets.clear()
             self._version, self._last = self._context.topics.version, None
@@ -361,12 +364,12 @@ class HotPuts:
     def _find_run(
         self, name: bytes, key: bytes, made: dict[tuple[bytes, bytes], _Run]
     ) -> _Run | None:
-        """Return the run of a put; None: the general path must look.
+        """Return the run of a put; None: the general path must handle it.
 
         Args:
             name: "put topic partition", as sent.
-            key: of its transaction, or empty.
-            made: the runs of transactions in this pass; one more, where it is new.
+            key: key of its transaction, or empty.
+            made: runs of transactions in this pass; a new run is added.
         """
         run = self._find_log_run(name)
         if run is None or name != run.name:
@@ -376,7 +379,7 @@ class HotPuts:
             return run
         if (name, key) not in made:
             try:
-                # Transactions are kept under their keys as MetaQ spells them.
+                # Only the key as MetaQ spells it is found.
                 transaction = self._context.transactions.find_for_put(
                     key.decode(), self._answerer
                 )
@@ -386,7 +389,7 @@ class HotPuts:
         return made[name, key]
 
     def _find_log_run(self, name: bytes) -> _Run | None:
-        """Return the run of the log that a put goes to; otherwise as `_find_run`."""
+        """Return the run of the log of a put, ignoring transactions; as `_find_run`."""
         target = self._targets.get(name)
         if isinstance(target, _Run):
             return target
@@ -411,12 +414,12 @@ class HotPuts:
             return run
         log = topics.find_log(topic, asked)
         if log is None:
-            return None  # before the log's first put, which makes it
+            return None  # the first put creates the log
         run = self._targets[name] = _Run(name, log)
         return run
 
     def _choose(self, chosen: _AnyPartition) -> _Run | None:
-        """Return where puts to any partition go in this read; None: no log is there."""
+        """Return the run for puts to any partition in this read; None: no log yet."""
         if chosen.read_number != self._read_number:
             chosen.read_number = self._read_number
             number = self._context.topics.choose(len(chosen.partitions))
@@ -425,7 +428,7 @@ class HotPuts:
         return chosen.run
 
     def _append(self, run: _Run) -> None:
-        """Append what a run has gathered to its log, or to its transaction."""
+        """Append the puts of a run to its log, or to its transaction."""
         (payloads, checksums, flags, opaques), ids = run.columns, run.ids
         lines = run.journal_lines
         run.clear()
@@ -469,10 +472,10 @@ class HotPuts:
 def _to_five(words: list[bytes]) -> tuple[list[bytes], bytes]:
     """Return the parts of a put of any form, and the key of its transaction, or b"".
 
-    The parts are its name, "put topic partition", length, flag, checksum and opaque.
+    The parts are name ("put topic partition"), length, flag, checksum and opaque.
 
     Args:
-        words: the last four of its line, after what is before them; fewer are no put.
+        words: the rest of the line, then its last four words; fewer are no put.
     """
     spaces = words[0].count(b" ") if len(words) == _PARTS else 0
     if spaces == 1:
@@ -491,7 +494,7 @@ def _to_five(words: list[bytes]) -> tuple[list[bytes], bytes]:
 
 
 def read_i32(token: bytes) -> int | None:
-    """Return the number of 32 bits that a word is; None: it is none.
+    """Return a word as a number of 32 bits; None: it is not one.
 
     Java clients count opaques up from -2147483648.
     """

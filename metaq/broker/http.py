@@ -3,18 +3,17 @@
     /health    JSON; 200 while everything is served, 503 while an alarm is failing
     /metrics   the text format of Prometheus
 
-Nothing can be changed through this port, and only the path of a request is read.
-Connections are bounded: an old one is closed when there are too many. A slow answer is
-rendered on a thread of its own, not on the event loop: a slow disk, which the metrics
-may show, must not delay them.
+This port is read-only, and only the path of a request is used. The number of
+connections is bounded: at the bound, an old one is closed for a new one. Metrics are
+rendered on a separate thread, so that a large answer does not delay the event loop.
 
-No registry of metrics outlives a request, and no counter is kept here: each rendering
-builds its families from one `BrokerStatus` and the declarations of its fields, so the
-numbers of one answer belong together. The library reads the process's own figures
-(`process_...`) from the system.
+Metrics are not kept here: each request builds its metric families from one
+`BrokerStatus` and the declarations of its fields, so that all numbers of an answer are
+of one moment. The library reads the figures of the process (`process_...`) from the
+system.
 
-The app imports this module only when `httpPort` is set: aiohttp needs more memory than
-the rest of the broker.
+The app imports this module only if `httpPort` is set, because aiohttp needs more memory
+than the rest of the broker.
 """
 
 import asyncio
@@ -51,20 +50,20 @@ from metaq.prometheus import ExportedMetric, Found, metrics_of
 from metaq.stats import MetricKind, MetricSpec
 
 CONNECTION_COUNT_MAX: Final = 32
-"""Probes and scrapers at the same time."""
+"""Maximum number of open connections."""
 CONNECTION_AGE_S_MIN: Final = 10.0
-"""When there are too many, connections older than this are closed to make room."""
+"""Age from which a connection may be closed for a new one, in seconds."""
 KEEP_ALIVE_S: Final = 30.0
-"""Time for which a connection may be idle between two requests, seconds."""
+"""Maximum idle time of a connection between two requests, in seconds."""
 REQUEST_S_MAX_AT_STOP: Final = 0.5
 BODY_BYTES_MAX: Final = 1024
-"""No request of ours has a body."""
+"""Maximum size of a request's body; no supported request has one."""
 
 _log = logging.getLogger(__name__)
 
 
 class HttpServer(Service):
-    """Serves probes and scrapers. Owner: the app; everything on its event loop."""
+    """The HTTP server. Owned by the app; used on its event loop."""
 
     def __init__(
         self,
@@ -82,7 +81,7 @@ class HttpServer(Service):
         self._status = status
         self._clock = clock
         self._renderer = HelperThreads(1, "metaq-http")
-        # When each connection was opened; closed ones stay until a newcomer looks.
+        # Time at which each connection was opened; closed ones are removed by `_admit`.
         self._opened: dict[web.RequestHandler, float] = {}
         self._fresh: set[web.RequestHandler] = set()
 
@@ -90,7 +89,7 @@ class HttpServer(Service):
         """Bind and listen.
 
         Raises:
-            ConfigError: the address or port cannot be had.
+            ConfigError: the address or port cannot be used.
         """
         self._renderer.begin()
         stop = partial(self._renderer.end, cancel_futures=True)
@@ -138,9 +137,9 @@ class HttpServer(Service):
     # -- connections
 
     def _admit(self, server: web.Server) -> asyncio.BaseProtocol:
-        """Return the protocol of a new connection, one that refuses when full.
+        """Return the protocol of a new connection; at the bound, one that refuses.
 
-        Connections are only checked when a new one comes: an idle one costs nothing.
+        Ages are checked only here, so that open connections cost nothing.
         """
         now_s = self._clock.monotonic_s()
         is_open = {*server.connections, *self._fresh}
@@ -157,7 +156,7 @@ class HttpServer(Service):
             oldest.force_close()
         protocol = server()
         self._opened[protocol] = now_s
-        # The library lists a connection from the loop's next turn on.
+        # The library lists the connection only from the next turn of the loop on.
         self._fresh.add(protocol)
         loop = asyncio.get_running_loop()
         loop.call_soon(loop.call_soon, self._fresh.discard, protocol)
@@ -173,7 +172,7 @@ class HttpServer(Service):
         )
 
     async def _on_metrics(self, _: web.Request) -> web.Response:
-        # The snapshot is taken here and rendered there: it is a value.
+        # The snapshot is immutable, so the thread may render it.
         loop = asyncio.get_running_loop()
         body = await loop.run_in_executor(
             self._renderer, render_metrics, self._status()
@@ -195,7 +194,7 @@ _request_log.addFilter(_is_no_malformed_request)
 
 
 class _Refusal(asyncio.Protocol):
-    """Closes at once: there are too many connections, and none is old."""
+    """Closes a connection at once, because there are too many and none is old."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Close the connection."""
@@ -206,8 +205,8 @@ def render_metrics(status: BrokerStatus) -> bytes:
     """Return the text of all metrics.
 
     Args:
-        status: the broker. Nothing else is touched but `/proc`, so this may run on any
-            thread.
+        status: snapshot of the broker. Only this and `/proc` are read, so the call may
+            run on any thread.
     """
     registry = CollectorRegistry()
     registry.register(_StatusCollector(status))
@@ -222,7 +221,7 @@ class _StatusCollector(Collector):
         self._status = status
 
     def describe(self) -> list[Metric]:
-        """Return nothing: the library would otherwise collect once in vain."""
+        """Return nothing; otherwise the library would call `collect` once more."""
         return []
 
     def collect(self) -> Iterator[Metric]:
@@ -264,5 +263,5 @@ METRICS: Final = (
     ),
     *metrics_of(BrokerStatus),
 )
-"""Every metric of ours, in the order of an answer: what is judged, then what fields
-declare."""
+"""All metrics of the broker, in the order of an answer: build and alarms, then those
+declared by fields."""

@@ -1,7 +1,6 @@
-"""The bounds that connections share: bytes in memory, and time on the loop.
+"""Bounds that all connections share: bytes in memory, and time on the loop.
 
-A connection within its share pays nothing; one beyond its share waits, and the others
-are served first.
+A connection that exceeds its share waits, and the others are served first.
 """
 
 import logging
@@ -11,25 +10,25 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 TURN_S: Final = 0.001
-"""Longest time of one piece of work before others get their turn: a put that arrives
-waits for one piece before it is read and for one before it is answered. Shorter pieces
-make small groups for the disk: 0.3 ms slowed streams of small puts by a quarter."""
+"""Maximum duration of one piece of work, in seconds. A new put waits for one piece
+before it is read and for one before it is answered. Shorter pieces make smaller groups
+for the disk: 0.3 ms slowed streams of small puts by a quarter."""
 
 PACED_JOBS_MAX: Final = 256
-"""Jobs that wait for their turns of paced work: a few seconds of it."""
+"""Maximum number of jobs of paced work: a few seconds of it."""
 
 PACED_BURST_S: Final = 0.01
-"""Paced work may be so far ahead of its rate: timers are no finer."""
+"""Time by which paced work may be ahead of its rate, in seconds; timers vary so."""
 
 LARGE_READ_BYTES: Final = 16 * 1024
-"""A larger read waits for its turn, so that puts received from others go to the disk
-first."""
+"""Size above which a read waits for its turn, so that puts already received from others
+are written first."""
 
 _log = logging.getLogger(__name__)
 
 
 class Holder(Protocol):
-    """A connection as the bound on memory sees it."""
+    """Connection interface used by the bound on memory."""
 
     @property
     def peer(self) -> str:
@@ -37,25 +36,24 @@ class Holder(Protocol):
 
     @property
     def held_bytes(self) -> int:
-        """Return what waits for its peer: half a frame, and replies not read."""
+        """Return the bytes of its incomplete frame and its unsent replies."""
 
     def drop(self, reason: str) -> None:
-        """Close the connection and give its memory back."""
+        """Close the connection and free its memory."""
 
 
 class Load:
     """Bytes that all connections hold in memory, under one bound.
 
-    Three things count: puts and look-ups that were read and not yet answered, frames
-    that have not arrived in full, and replies that have not left. The first wait for
-    the disk; the rest waits for peers, which may never send or read. So the bound has
-    three steps:
+    Three kinds are counted: puts and look-ups in flight, incomplete frames, and unsent
+    replies. The first wait for the disk; the others wait for peers, which may never
+    send or read. So there are three limits:
 
-    * full: sessions stop reading, and are called when bytes are free again;
-    * replies take half of it: a session goes on when its own have left;
-    * what waits for peers takes all of it: the connection that holds most is closed.
+    * the bound is reached: sessions stop reading until bytes are released;
+    * replies hold half of it: sessions also wait until their own replies are sent;
+    * frames and replies hold all of it: the connection that holds most is closed.
 
-    The last step is also taken when the process has no memory left.
+    That connection is also closed if the process runs out of memory.
     """
 
     def __init__(self, bytes_max: int) -> None:
@@ -63,8 +61,7 @@ class Load:
         self.in_flight_bytes = 0
         self.partial_bytes = 0
         self.reply_bytes = 0
-        """Bytes of replies that have not left; bodies that stay in files do not
-        count."""
+        """Bytes of unsent replies; bodies sent from files do not count."""
         self.dropped_count = 0
         self._holders: set[Holder] = set()
         self._sleepers: list[Callable[[], None]] = []
@@ -76,15 +73,15 @@ class Load:
 
     @property
     def has_many_replies(self) -> bool:
-        """Return whether sessions wait until their own replies have left."""
+        """Return whether sessions must first have their own replies sent."""
         return self.reply_bytes >= self._max // 2
 
     def join(self, holder: Holder) -> None:
-        """Take a connection into account."""
+        """Add a connection."""
         self._holders.add(holder)
 
     def leave(self, holder: Holder) -> None:
-        """Forget a connection, which holds nothing any more."""
+        """Remove a connection, which must hold nothing any more."""
         self._holders.discard(holder)
 
     def hold(self, size_bytes: int) -> None:
@@ -92,29 +89,29 @@ class Load:
         self.in_flight_bytes += size_bytes
 
     def release(self, size_bytes: int) -> None:
-        """Count bytes as answered; wake sleepers when there is room."""
+        """Count bytes as answered; wake waiting sessions below the bound."""
         self.in_flight_bytes -= size_bytes
         if self._sleepers:
             self._wake()
 
     def add_partial(self, change_bytes: int) -> None:
-        """Count received bytes of a frame that is not whole; less than 0: gone."""
+        """Add to the bytes of incomplete frames; a negative change releases them."""
         self.partial_bytes += change_bytes
         if self._sleepers:
             self._wake()
 
     def add_replies(self, change_bytes: int) -> None:
-        """Count replies that were queued; less than 0: they have left."""
+        """Add to the bytes of unsent replies; a negative change releases them."""
         self.reply_bytes += change_bytes
         if self._sleepers:
             self._wake()
 
     def call_when_room(self, wake: Callable[[], None]) -> None:
-        """Call `wake` once, when bytes are gone and there is room."""
+        """Call `wake` once, after bytes were released and the bound is not reached."""
         self._sleepers.append(wake)
 
     def relieve(self, last: Holder) -> None:
-        """Close the largest holders, `last` first among equals, until the rest fits."""
+        """Close the largest holders (among equals `last`) until the bound is kept."""
         while (held_bytes := self.partial_bytes + self.reply_bytes) >= self._max:
             self.drop(
                 self._find_largest(last),
@@ -123,11 +120,11 @@ class Load:
             )
 
     def relieve_process(self, last: Holder) -> None:
-        """Close who holds most: there is no memory to receive what `last` is sent."""
+        """Close the largest holder: there is no memory to receive for `last`."""
         self.drop(self._find_largest(last), "no memory to receive")
 
     def drop(self, holder: Holder, cause: str) -> None:
-        """Close a connection for want of memory; each power of two is logged."""
+        """Close a connection to free memory; log when the count is a power of two."""
         self.dropped_count += 1
         if self.dropped_count & (self.dropped_count - 1) == 0:
             _log.warning(
@@ -151,21 +148,21 @@ class Load:
 
 
 def call_after_sockets(loop: AbstractEventLoop, call: Callable[[], None]) -> None:
-    """Call back when the loop has served its sockets and their callbacks.
+    """Call `call` after the loop has polled its sockets and run their callbacks.
 
     A turn of the loop polls the sockets, runs what was scheduled before, then the
-    callbacks of sockets and timers. With `call_soon` alone, two pieces of work run
-    between the arrival of a put and its reading.
+    callbacks of sockets and timers. With `call_soon` alone, two pieces of work would
+    run between the arrival of a put and its reading.
     """
-    # Timers come after sockets, so this call comes after theirs.
+    # Timers run after sockets, so this call is scheduled after theirs.
     loop.call_later(0, loop.call_soon, call)
 
 
 class Turns:
-    """Work that one turn of the loop is too short for, continued turn by turn.
+    """Queue of work that is too long for one turn of the loop.
 
-    One piece runs at a time, of any session: new input waits for one piece of TURN_S or
-    little more, however many pieces are queued.
+    One piece, of any session, runs in a turn: new input waits for about TURN_S, however
+    many pieces are queued.
     """
 
     def __init__(self, call_soon: Callable[[Callable[[], None]], object]) -> None:
@@ -175,11 +172,11 @@ class Turns:
 
     @property
     def is_busy(self) -> bool:
-        """Return whether any piece waits."""
+        """Return whether any piece is queued."""
         return bool(self._waiting)
 
     def ask(self, go_on: Callable[[], None]) -> None:
-        """Call `go_on` once, when those who asked before had their turns."""
+        """Queue `go_on`; it is called once, in a later turn."""
         self._waiting.append(go_on)
         if len(self._waiting) == 1:
             self._call_soon(self._run)
@@ -192,33 +189,34 @@ class Turns:
 
 
 class PacedWork:
-    """Jobs in turns, one after another, that look at so many bytes a second at most.
+    """Queue of jobs with a limit on the bytes per second that they process.
 
-    The first step of a job that finds no other is taken within `add`.
+    Jobs run one after another, each in steps. `add` itself runs the first step if no
+    other job is queued and the rate allows it.
     """
 
     def __init__(self, loop: AbstractEventLoop, turns: Turns, bytes_per_s: int) -> None:
-        """Begin with nothing to do; `bytes_per_s` 0: there is never room."""
+        """Create an empty queue; `bytes_per_s` 0: it takes no jobs."""
         self._loop = loop
         self._turns = turns
         self._bytes_per_s = bytes_per_s
         self._jobs: deque[Callable[[], bool]] = deque()
         self._due_s = 0.0
         self.turn_s = TURN_S
-        """Longest time of one step of a job."""
+        """Maximum duration of one step of a job, in seconds."""
 
     @property
     def has_room(self) -> bool:
-        """Return whether another job would be done soon."""
+        """Return whether another job may be added."""
         return self._bytes_per_s > 0 and len(self._jobs) < PACED_JOBS_MAX
 
     def spend(self, size_bytes: int) -> None:
-        """Count bytes that a job has looked at."""
+        """Count bytes that a job has processed."""
         start_s = max(self._due_s, self._loop.time())
         self._due_s = start_s + size_bytes / self._bytes_per_s
 
     def add(self, job: Callable[[], bool]) -> None:
-        """Call `job` until it returns False; it raises nothing."""
+        """Add a job: `job` is called until it returns False, and must not raise."""
         self._jobs.append(job)
         if len(self._jobs) == 1:
             self._ask_when_due(self._run)

@@ -1,15 +1,15 @@
-"""Mailboxes: replies in memory, on their way to those who wait for them.
+"""Mailboxes: queues in memory for the replies to requests.
 
     requester --listen--> mailbox <--answer-- responder
         ^                    |
-        +------ replies -----+      at most once: what was sent is forgotten
+        +------ replies -----+      at most once: not kept after sending
 
-A mailbox is opened by the first `listen` to it. With an answer it waits for a listener;
-without one for KEPT_S it is closed, and what is in it is dropped and counted. Nothing
-is written to disk: a reply has no value after its requester is gone. The name is a
-secret of the requester and of those that it sends requests to.
+A mailbox is opened by the first `listen` to it, and keeps replies until the next
+`listen`. After KEPT_S without a listener it is closed; its replies are dropped and
+counted. Nothing is written to disk, because a reply is useless without its requester.
+The name is a secret shared by the requester and the responders that it asks.
 
-    Invariant: a mailbox has a listener that waits, or a time when it will be closed.
+    Invariant: a mailbox has a waiting listener, or a time at which it will be closed.
 """
 
 import asyncio
@@ -28,19 +28,19 @@ KEPT_S: Final = 30.0
 """Time without a listener after which a mailbox is closed."""
 MAILBOXES_MAX: Final = 100_000
 REPLIES_MAX: Final = 1_000
-"""Most replies that one mailbox keeps."""
+"""Maximum number of replies in one mailbox."""
 REPLY_BYTES_MAX: Final = 1 << 20
-"""Most bytes of them together."""
+"""Maximum bytes of the replies in one mailbox."""
 WAITING_BYTES_MAX: Final = 64 << 20
-"""Most bytes of the replies of all mailboxes without a listener, with
-REPLY_OVERHEAD_BYTES for each: what a listener gets counts as that of its connection."""
+"""Maximum bytes of replies in all mailboxes without a listener, REPLY_OVERHEAD_BYTES
+included for each. Replies sent to a listener count for its connection instead."""
 REPLY_OVERHEAD_BYTES: Final = 256
-"""About what a reply takes beside its bytes."""
+"""Approximate memory of a reply in addition to its bytes."""
 
 
 @dataclass(slots=True)
 class MailboxStatistics:
-    """Counters since the start, and what is there now. Snapshots are copies."""
+    """Counters since the start, and the number of mailboxes. Snapshots are copies."""
 
     open_count: int = gauge("metaq_mailboxes", "Mailboxes that are open.")
     reply_count: int = counter(
@@ -147,9 +147,10 @@ class Mailboxes:
         """Put a reply into a mailbox; return the body of the 200.
 
         Raises:
-            NotFoundError: it is not open: the requester has left.
+            NotFoundError: the mailbox is not open, because the requester has left.
             ServerError: the reply is empty, or larger than a mailbox.
-            UnavailableError: it is full, or all of them are.
+            UnavailableError: the mailbox is full, or the bound on all of them is
+                reached.
         """
         name, size_bytes = command.mailbox, len(command.payload)
         mailbox = self._open.get(name)
@@ -181,17 +182,17 @@ class Mailboxes:
         mailbox.replies.append(RecordRun(Offset(command.correlation), command.payload))
         self._counts.reply_count += 1
         if mailbox.listener is not None and len(mailbox.replies) == 1:
-            # With those that come until then, together.
+            # In the next turn, together with the replies that arrive until then.
             asyncio.get_running_loop().call_soon(self._end_wait, name, mailbox)
         return b""
 
     def drop(self, session: ListeningSession) -> None:
-        """End the waits of a connection that ends; its mailboxes are kept a while."""
+        """End the waits of a connection that ends; keep its mailboxes for KEPT_S."""
         for name in tuple(self._heard.get(session, ())):
             self._end_wait(name, self._open[name], is_lost=True)
 
     def close_left(self) -> None:
-        """Close the mailboxes whose time is over; called once a second."""
+        """Close mailboxes without a listener for KEPT_S; called once a second."""
         now_s = asyncio.get_running_loop().time()
         while self._left:
             name, mailbox = next(iter(self._left.items()))
@@ -206,7 +207,10 @@ class Mailboxes:
         return replace(self._counts, open_count=len(self._open))
 
     def _end_wait(self, name: str, mailbox: _Mailbox, *, is_lost: bool = False) -> None:
-        """Give a listener what there is, if one waits; the mailbox is left then."""
+        """Send the replies to the waiting listener, if any; the mailbox then has none.
+
+        With `is_lost` its connection has ended, and the replies are kept.
+        """
         listener = mailbox.listener
         if listener is None:
             return

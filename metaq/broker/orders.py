@@ -1,9 +1,8 @@
-"""The orders of an operator to a running broker: one row and one function each.
+"""Orders of an operator to a running broker, each a row of a table and a function.
 
-The administration socket (`admin.py`) takes the orders of this table. The public port
-takes none, and HTTP gives the answer of `status`, as `/health`. A function reads its
-own fields from the request, acts, and returns the fields of the answer; a refusal is
-one sentence.
+Orders are only taken by the administration socket (`admin.py`), not by the public port;
+`/health` of HTTP has the same answer as `status`. A function reads its fields from the
+request, acts, and returns the fields of the answer; an error is one sentence.
 
 Keep in step: the table of commands in `docs/operations.md`.
 """
@@ -40,7 +39,7 @@ refusal."""
 
 
 def _describing(describe: Callable[[BrokerStatus], Figures]) -> Order:
-    """Return the order that is answered from what the broker says of itself."""
+    """Return an order that answers with a description of the broker's status."""
 
     async def order(control: Control, _: Figures) -> Figures:
         return describe(control.status())
@@ -79,7 +78,7 @@ async def _open_partitions(control: Control, request: Figures) -> Figures:
 
 
 def _closed(control: Control, topic: str, what: str) -> Figures:
-    """Return every partition of the topic that is closed now."""
+    """Log the change; return all closed partitions of the topic."""
     closed = control.context.topics.closed_partitions().get(topic, ())
     _log.info("partitions %s by command: topic=%s closed=%s", what, topic, closed)
     return {"closed": {topic: list(closed)}}
@@ -91,7 +90,7 @@ async def _transactions(control: Control, _: Figures) -> Figures:
 
 
 async def _end_transaction(control: Control, request: Figures) -> Figures:
-    """End an XA transaction; it is ended also where the request is cancelled."""
+    """End an XA transaction, even if the request is cancelled."""
     key, word = request.get("key"), request.get("as")
     if not isinstance(key, str) or not isinstance(word, str) or word not in ENDS:
         raise AdminError(f"expected 'key', and 'as' one of {', '.join(ENDS)}")
@@ -107,7 +106,7 @@ async def _end_transaction(control: Control, request: Figures) -> Figures:
 
 
 async def _skip_damage(control: Control, request: Figures) -> Figures:
-    """Without `start` and `end` nothing is changed."""
+    """Skip damage in a queue; without `start` and `end`, only show it."""
     queues, get = control.context.queues, request.get
     topic, group, partition = get("topic"), get("group"), get("partition")
     start, end, agreed = get("start"), get("end"), None
@@ -125,10 +124,10 @@ async def _skip_damage(control: Control, request: Figures) -> Figures:
 
 
 def _read_partitions(request: Figures) -> tuple[str, int, int | None]:
-    """Return topic, first and last partition; None: the last there is.
+    """Return topic, first and last partition; None: the topic's last.
 
     Raises:
-        AdminError: they are missing or make no sense.
+        AdminError: they are missing or invalid.
     """
     topic, start = request.get("topic"), request.get("start", 0)
     end = request.get("end")
@@ -167,7 +166,7 @@ async def perform(
     """Carry out the order that a request names as its `command`.
 
     Raises:
-        MetaqError: refused; the text is one sentence.
+        MetaqError: the order is refused; the text is one sentence.
     """
     command = str(request.get("command"))
     if command not in orders:

@@ -1,4 +1,4 @@
-"""A broker as a process: signals, and how it ends."""
+"""Runs a broker as a process, with its signals and its end."""
 
 import asyncio
 import gc
@@ -18,12 +18,12 @@ from metaq.net.listener import limit_accept_errors
 _log = logging.getLogger(__name__)
 
 SWITCH_INTERVAL_S: Final = 0.0001
-"""Longest time until the storage thread gets the interpreter back after an fsync;
+"""Maximum time for which the storage thread waits for the interpreter after an fsync;
 Python's default of 5 ms would be most of the latency of a put under load."""
 
 FULL_COLLECTION_EVERY: Final = 100
-"""Collections of young garbage (7,000 objects each) before the collector looks through
-all that lives: 35 ms for 100,000 gets that wait. Python's default is 10."""
+"""Number of collections of the middle generation before a full one, which takes 35 ms
+with 100,000 waiting gets. Python's default is 10."""
 
 
 async def run_broker(
@@ -34,15 +34,15 @@ async def run_broker(
 ) -> None:
     """Run a broker until SIGTERM or SIGINT; SIGHUP reloads its configuration.
 
-    One that comes during the start is obeyed when that is over.
+    SIGTERM and SIGINT also end a start; SIGHUP during the start takes effect after it.
 
     Args:
         config: its settings.
         overrides: overrides of the settings, for reloads.
-        on_ready: called once when the broker serves.
+        on_ready: called once after the start.
 
     Raises:
-        MetaqError: it could not start, or a part of it failed later.
+        MetaqError: the broker could not start, or a part of it failed later.
     """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     _take_descriptors()
@@ -54,7 +54,7 @@ async def run_broker(
     )
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, is_over.set)
-    # Signals that come while one is obeyed are one signal.
+    # Signals during a reload cause one more reload.
     is_reload_wanted = asyncio.Event()
     loop.add_signal_handler(signal.SIGHUP, is_reload_wanted.set)
     starter = loop.create_task(broker.start(), name="broker.run")
@@ -67,8 +67,8 @@ async def run_broker(
             await asyncio.wait([starter])
             return
         await starter
-        # The objects of a broker live as long as it does: the collector of garbage
-        # would look through it again and again, for 25 ms each time.
+        # The objects of a broker live as long as the process. Frozen, they do not take
+        # the garbage collector 25 ms each time.
         gc.collect()
         gc.freeze()
         gc.set_threshold(*gc.get_threshold()[:2], FULL_COLLECTION_EVERY)
@@ -88,10 +88,10 @@ async def run_broker(
 
 
 def _take_descriptors() -> None:
-    """Raise the soft limit of open files to the hard one, as every broker in Java does.
+    """Raise the soft limit of open files to the hard one, as the Java VM does.
 
-    The usual soft limit of 1024 is for programs that use `select`; two files of each
-    partition are open all the time.
+    The usual soft limit of 1024 is for programs that use `select`; a broker keeps two
+    files of each partition open.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError, OSError):
@@ -99,7 +99,7 @@ def _take_descriptors() -> None:
 
 
 async def _reload_when(is_wanted: asyncio.Event, broker: Broker) -> None:
-    """Reload on SIGHUP; errors in the file go to the log."""
+    """Reload on SIGHUP; errors are logged."""
     while True:
         await is_wanted.wait()
         is_wanted.clear()

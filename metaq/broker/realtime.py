@@ -1,9 +1,9 @@
 """Realtime statistics: sums since the last reset, per operation and topic.
 
-MetaQ keeps a third key (partition or consumer group) that no command ever shows. It is
-left out here: a get may name any group, and a counter for each
-would let strangers fill the memory. For the same reason topics are bounded; a topic
-beyond the bound still counts for its operation as a whole.
+MetaQ keeps a third key (partition or consumer group) that no command shows. It is left
+out here because a get may name any group, so that clients could exhaust the memory with
+counters. For the same reason the number of topics is bounded; a topic beyond the bound
+still counts in the total of its operation.
 
 Source: docs/metaq-1.4/broker.md 7.2.
 """
@@ -17,7 +17,7 @@ OPERATIONS: Final = ("put", "get", "offset", "get_miss", "put_failed", "message_
 """Operations in the order of `stats realtime`."""
 
 TOPIC_COUNT_MAX: Final = 10_000
-"""Topics counted one by one, per operation."""
+"""Maximum number of topics with counters of their own, per operation."""
 
 
 @dataclass(slots=True)
@@ -45,8 +45,8 @@ class Realtime:
         Args:
             operation: one of OPERATIONS.
             topic: the topic as sent.
-            count: how many samples.
-            value: their sum; None: one each.
+            count: number of samples.
+            value: sum of their values; None: 1 for each.
         """
         amount = count if value is None else value
         total = self._totals.get(operation)
@@ -64,12 +64,12 @@ class Realtime:
         sample.value += amount
 
     def describe(self, operation: str) -> str:
-        """Return the result of an operation over all topics, as `stats` shows it."""
+        """Return the statistics of an operation on all topics, as in `stats`."""
         total = self._totals.get(operation)
         return "null" if total is None else self._format(total)
 
     def describe_topic(self, operation: str, topic: str) -> str:
-        """Return the result of an operation on one topic, as `stats` shows it."""
+        """Return the statistics of an operation on one topic, as in `stats`."""
         topics = self._topics.get(operation)
         if topics is None:
             return "null"
@@ -77,7 +77,7 @@ class Realtime:
         return f"Invalid keyTwo:{topic}" if sample is None else self._format(sample)
 
     def reset(self) -> None:
-        """Set everything to zero; listed topics stay listed."""
+        """Set all counters to zero; topics stay listed."""
         self._reset_s = self._clock.monotonic_s()
         for sample in self._totals.values():
             sample.count = sample.value = 0

@@ -1,9 +1,9 @@
-"""Registration of this broker in ZooKeeper, and its times.
+"""Registers a broker in ZooKeeper, and withdraws it.
 
-A broker is advertised after recovery and listen, because clients that read the nodes
-connect at once. It is withdrawn before the drain, so that clients look elsewhere while
-it still answers. `metaq.zk.registry` writes the nodes and maintains them; an absent or
-flapping ZooKeeper never affects puts and gets.
+A broker is registered after recovery and after it listens, because clients that read
+the nodes connect at once. It is withdrawn before the drain, so that clients turn to
+other brokers while it still answers. `metaq.zk.registry` writes and maintains the
+nodes; a lost or unstable session never affects puts and gets.
 
 Source: docs/metaq-1.4/broker.md 3.1 to 3.5; section 12 rows 11 and 12.
 """
@@ -44,10 +44,11 @@ from metaq.zk.znodes import Node, decode_directories, encode_directories
 _log = logging.getLogger(__name__)
 
 BACKOFF: Final = Backoff(first_s=0.1, max_s=2.0)
-"""Pauses between tries to read or write the records of the data directories."""
+"""Delay between tries to read the record of the data directories."""
 
 TAKEOVER_MARGIN_S: Final = 2.0
-"""Added to the session time-out: nodes of our earlier session may live so long."""
+"""Time added to the session time-out, for which nodes of an earlier session of this
+broker may exist."""
 
 
 def advertised_host(config: BrokerConfig) -> str:
@@ -56,7 +57,7 @@ def advertised_host(config: BrokerConfig) -> str:
 
 
 def host_problem(config: BrokerConfig, address: BrokerAddress) -> str:
-    """Return why clients elsewhere cannot reach the address; "" if nothing is wrong."""
+    """Return why clients on other machines cannot reach the address; "" if they can."""
     if config.system.host_name or address.host != LOOPBACK:
         return ""
     return (
@@ -69,7 +70,7 @@ def host_problem(config: BrokerConfig, address: BrokerAddress) -> str:
 def find_unknown_hosts(
     config: BrokerConfig, resolve: Callable[[str, None], object] = getaddrinfo
 ) -> list[str]:
-    """Return a sentence for each host of the settings that has no address; blocks."""
+    """Return a sentence for each configured host that does not resolve; blocks."""
     named = []
     if config.system.host_name:
         named.append(("[system] hostName", config.system.host_name))
@@ -93,7 +94,8 @@ def find_unknown_hosts(
 def listening_host(config: BrokerConfig) -> str:
     """Return the address to listen on; "" is every interface.
 
-    Only clients on this machine can use a loopback address, so only they are let in.
+    If the advertised host is a loopback address, only clients on this machine can use
+    it, so the broker listens on loopback alone.
     """
     host = config.system.host_name or ""
     if host == "localhost":
@@ -115,10 +117,10 @@ def make_snapshot(
 ) -> BrokerSnapshot:
     """Return this broker's snapshot for ZooKeeper, without `withdrawn` topics.
 
-    Producers find an exchange as they find a topic, of one partition; consumers do not,
-    nor do producers where all of its topics are for consumers alone.
-    `log_topics` have a log here, configured or not; `directories` is path → identity
-    and partition count of each data directory.
+    An exchange is registered for producers as a topic with one partition, unless all of
+    its topics refuse puts; it is not registered for consumers. `log_topics` are topics
+    with a log here, configured or not; `directories` maps the path of each data
+    directory to its identity and partition count.
     """
     # Configured topics first, sorted, then the rest: MetaQ's order (3.3).
     configured = sorted(config.topic_names)
@@ -150,23 +152,26 @@ def make_snapshot(
 
 
 def _takes_messages(exchange: ServedExchange, config: BrokerConfig) -> bool:
-    """Return whether a topic of an exchange takes messages: else this broker drains."""
+    """Return whether any topic of an exchange takes puts, or none is bound.
+
+    If none takes puts, the broker is being drained.
+    """
     bound = exchange.matcher.bound_topics()
     return not bound or any(config.topic(each).accept_publish for each in bound)
 
 
 def witness_of(node: str) -> str:
-    """Return how texts name a record of data directories in ZooKeeper."""
+    """Return the name of a record in ZooKeeper for error texts."""
     return f"ZooKeeper {node}"
 
 
 async def read_claims(
     coordinator: Coordinator, node: str, clock: Clock, *, deadline_s: float = math.inf
 ) -> dict[str, tuple[str, int]]:
-    """Return a broker's record of its data directories, when ZooKeeper answers.
+    """Return a broker's record of its data directories; retry until the deadline.
 
     Raises:
-        CoordinationError: it did not until the deadline.
+        CoordinationError: ZooKeeper did not answer until the deadline.
     """
 
     async def read() -> Node | None:
@@ -182,15 +187,15 @@ async def read_claims(
 
 
 class Registration(Service):
-    """Keeps one broker registered. Owner: the broker.
+    """Keeps one broker registered. Owned by the broker.
 
-    `start` connects in the background; `advertise` registers; `withdraw` takes the
-    registration back; `stop` ends the session.
+    `start` connects in the background; `advertise` registers; `withdraw` deletes the
+    registration; `stop` ends the session.
 
-    A broker registers only after its data directories were compared with ZooKeeper's
-    record of earlier runs, because a broker whose disk is not mounted would serve empty
-    logs, and after the topics in ZooKeeper are in effect. The contents of the
-    directories are recorded there with the registration.
+    A broker registers only after the topics in ZooKeeper are in effect, and after its
+    data directories were compared with ZooKeeper's record of earlier runs, because a
+    broker whose disk is not mounted would serve empty logs. The registration updates
+    that record.
     """
 
     def __init__(
@@ -205,8 +210,8 @@ class Registration(Service):
         self._clock = clock
         self._coordinator = coordinator
         self._connect_timeout_s = zookeeper.connection_timeout_ms / 1000
-        # A broker that is free to come back on another port finds its own past under
-        # its id; any other address under it is another broker.
+        # With port 0, an address found under our id may be from our own earlier run;
+        # with a fixed port, another address is another broker's.
         takeover_wait_s = 0.0
         if config.system.server_port == 0:
             takeover_wait_s = zookeeper.session_timeout_ms / 1000 + TAKEOVER_MARGIN_S
@@ -233,17 +238,19 @@ class Registration(Service):
         *,
         wait_definitions: Callable[[], Awaitable[None]],
     ) -> bool:
-        """Register; wait for it no longer than zk.zkConnectionTimeoutMs.
+        """Register, waiting at most zk.zkConnectionTimeoutMs.
 
         Nothing is registered before `wait_definitions` returns, when the topics in
-        ZooKeeper are in effect: their records would disappear and come back.
+        ZooKeeper are in effect; otherwise their records would be deleted and written
+        again.
 
         Returns:
-            False if ZooKeeper did not answer in time; then it is done later.
+            False if ZooKeeper did not answer in time; registration then continues in
+            the background.
 
         Raises:
-            BrokerIdTakenError: another broker has our id.
-            DataMissingError: a data directory holds less than ZooKeeper knows.
+            BrokerIdTakenError: another broker has this id.
+            DataMissingError: a data directory holds less than ZooKeeper has recorded.
         """
         deadline_s = self._clock.monotonic_s() + self._connect_timeout_s
         self._snapshot = snapshot
@@ -270,7 +277,7 @@ class Registration(Service):
     async def withdraw(self, *, timeout_s: float) -> bool:
         """Withdraw the registration; return whether any topic was registered.
 
-        Never raises; nodes that are left disappear with the session.
+        Never raises; remaining nodes disappear with the session.
         """
         was_there = self._registry.statistics().topic_count > 0
         deadline_s = self._clock.monotonic_s() + timeout_s
@@ -290,10 +297,10 @@ class Registration(Service):
     # -- the data directories ---------------------------------------------------------
 
     async def _check(self) -> None:
-        """Compare the data directories with ZooKeeper's record, when it answers.
+        """Wait for ZooKeeper, and compare the data directories with its record.
 
         Raises:
-            DataMissingError: one of them holds less.
+            DataMissingError: a data directory holds less.
         """
         claims = await read_claims(self._coordinator, self._node, self._clock)
         self._logs.check_claims(witness_of(self._node), claims)

@@ -1,9 +1,9 @@
-"""A broker as one replica of a set: what it opens, refuses, and shows to clients.
+"""The part of a broker that makes it a replica of a set.
 
-The rules are in `metaq.replication`; here is what a broker has of them. Its puts are
-open while its replica leads and enough others follow. MetaQ's nodes in ZooKeeper are
-those of the leader: a follower is seen by its set alone, and answers gets up to the
-high watermark that it knows.
+The rules are in `metaq.replication`; this module applies them to a broker. It takes
+puts while its replica leads and enough others follow. Only the leader is registered in
+MetaQ's nodes in ZooKeeper; a follower is known to its set alone, and answers gets up to
+the high watermark that it knows.
 """
 
 import asyncio
@@ -39,11 +39,11 @@ from metaq.zk.session import Coordinator, SessionState
 _log = logging.getLogger(__name__)
 
 WITHDRAW_S: Final = 3.0
-"""Longest time that the end of a term waits for its nodes to go."""
+"""Maximum wait for the withdrawal at the end of a term, in seconds."""
 HUNG_S: Final = 1.0
-"""A process that did not run for so long may have lost its session, and its term."""
+"""Time without running after which a process may have lost its session and its term."""
 LOOK_S: Final = 0.25
-"""Between two reads of who leads now."""
+"""Delay between reads of the present leader, in seconds."""
 
 
 def open_set(
@@ -51,8 +51,8 @@ def open_set(
 ) -> StartFacts:
     """Open the logs of a replica with what the set knows of them; blocks.
 
-    Those of topics that are being deleted, too: the leader has them until their numbers
-    are gone, and would find that they are lost here.
+    Includes logs of topics in deletion: the leader has them until their numbers are
+    deleted, and would take them for lost here.
 
     Raises:
         StorageError: as `LogManager.open`.
@@ -62,7 +62,7 @@ def open_set(
     tables = EpochTables(fs, paths)
 
     def note_cut() -> None:
-        """Write the flag before the tail goes: it may have bytes that were promised."""
+        """Write the flag before a tail is cut, which may have acknowledged bytes."""
         nonlocal file, is_cut
         is_cut = True
         if file is not None and not file.flag:
@@ -81,7 +81,7 @@ def open_set(
 
 
 class ReplicaPart(Service):
-    """Owner: the broker; everything on the loop's thread."""
+    """The replica of a broker. Owned by the broker; used on the loop's thread."""
 
     def __init__(
         self,
@@ -93,15 +93,15 @@ class ReplicaPart(Service):
         facts: StartFacts,
         snapshot: Callable[[], BrokerSnapshot],
     ) -> None:
-        """Describe the part; nothing is read before `start`.
+        """Create the part; nothing is read before `start`.
 
         Args:
-            context: of the broker; its settings have a section `[replication]`.
-            coordinator: its session; owned from now on.
+            context: context of the broker; its settings have a section `[replication]`.
+            coordinator: ZooKeeper session of the broker; owned from now on.
             fs: the disk.
-            logs: opened by `open_set`.
-            facts: its result.
-            snapshot: returns what clients are to see of this broker.
+            logs: logs opened by `open_set`.
+            facts: result of `open_set`.
+            snapshot: returns the snapshot to register for clients.
         """
         super().__init__("set", stop_timeout_s=8.0)
         config, clock = context.config, context.clock
@@ -129,7 +129,7 @@ class ReplicaPart(Service):
             facts=facts,
             served=self,
         )
-        """Its replica."""
+        """The replica of this broker."""
 
     @property
     def address(self) -> str:
@@ -138,16 +138,16 @@ class ReplicaPart(Service):
 
     @property
     def is_leading(self) -> bool:
-        """Return whether it takes puts, or would with more replicas."""
+        """Return whether it leads; then it takes puts if enough replicas follow."""
         return self.node.epoch > 0
 
     @property
     def knows_ends(self) -> bool:
-        """Return whether it surely leads: then logs end where its own do.
+        """Return whether it is certainly the leader: its log ends are the set's.
 
-        A process that hung is asked before its own timers have run: it knows
-        again after it has read who leads. What it knew before are old ends. Likewise
-        one whose session is over, while it does not hear from all who could claim.
+        False after the process hung (which this call may notice before any timer does)
+        until it has read who leads, because its log ends may be old. False also after
+        the session is lost, unless it hears from all replicas that could lead instead.
         """
         now_s = self._clock.boot_s()
         if now_s - self._ran_s > HUNG_S:
@@ -160,16 +160,16 @@ class ReplicaPart(Service):
 
     @property
     def is_registered(self) -> bool:
-        """Return whether clients can find it: it leads, and MetaQ's nodes say so."""
+        """Return whether clients can find it: it leads and is registered."""
         return self.statistics().state is RegistrationState.REGISTERED
 
     @property
     def epoch(self) -> int:
-        """Return the number of its own epoch; 0 while it does not lead."""
+        """Return the leader epoch of its term; 0 while it does not lead."""
         return self.node.epoch
 
     async def on_start(self) -> None:
-        """Connect in the background, and take part.
+        """Connect in the background, and start the replica.
 
         Raises:
             ReplicaSetError: as `ReplicaNode.on_start`.
@@ -191,24 +191,24 @@ class ReplicaPart(Service):
         owner: object,
         answer: Callable[[bytes | WireError], None],
     ) -> None:
-        """Answer a `follow`, now or later, once."""
+        """Answer a `follow` exactly once, now or later."""
         self.node.answers.handle(command, owner, answer)
 
     def drop(self, owner: object) -> None:
-        """Answer nothing more to a connection that ends."""
+        """Drop the unanswered requests of a connection that ends."""
         self.node.drop(owner)
 
     async def bury(self, topic: str) -> None:
-        """Note for the whole set that the logs of a topic are deleted."""
+        """Record durably, for the whole set, that the logs of a topic are deleted."""
         await self._tables.bury_topic(topic)
 
     def update(self) -> None:
-        """Register again: topics or their settings have changed."""
+        """Update the registration, after topics or their settings have changed."""
         if self._registry is not None:
             self._registry.update(self._entitled())
 
     def statistics(self) -> RegistrationStatistics:
-        """Return a snapshot of the registration; a follower has none to miss."""
+        """Return a snapshot of the registration; IDLE on a follower."""
         if self._registry is not None:
             return self._registry.statistics()
         return RegistrationStatistics(
@@ -226,28 +226,28 @@ class ReplicaPart(Service):
         return self._context.config.topic(topic)
 
     def refuse_puts(self, error: UnavailableError | None) -> None:
-        """Refuse puts with this error before they are appended; None: take them."""
+        """Refuse puts with this error before they are appended; None: take puts."""
         self._context.topics.refuse(error)
         if self._context.queues is not None:
             is_leading = not isinstance(error, NotLeaderError)
             self._context.queues.set_leading(is_leading=is_leading)
 
     def begin_term(self, last_id: MessageId) -> None:
-        """Give out ids above this one, and be the broker that clients see."""
+        """Assign ids above this one, and register for clients."""
         self._context.ids.advance_to(id_after(last_id, 1))
         self._wake.set()
 
     def end_term(self) -> None:
-        """Be seen by clients no more."""
+        """Withdraw the registration."""
         self._wake.set()
 
     def on_look(self) -> None:
-        """Take note that this process runs; called twice a second at least."""
+        """Check whether the process hung; called at least twice a second."""
         if not self.knows_ends and self._thawed_s is not None:
             self._thawed.set()
 
     async def _look(self) -> None:
-        """Read who leads, when this process hung."""
+        """Read who leads after this process hung, until it is known."""
         while True:
             await self._thawed.wait()
             self._thawed.clear()
@@ -263,7 +263,7 @@ class ReplicaPart(Service):
     # -- MetaQ's nodes ----------------------------------------------------------------
 
     async def _run(self) -> None:
-        """Register at the begin of a term, and withdraw at its end."""
+        """Register when a term begins, and withdraw when it ends."""
         while True:
             self._wake.clear()
             if self.is_leading and self._registry is None:

@@ -1,17 +1,17 @@
-"""When deletion runs: quartz expressions, and the jobs that follow them.
+"""Schedules of deletion: quartz expressions, and the jobs that follow them.
 
 Theory of operation. A quartz expression has six or seven fields:
 
     seconds minutes hours day-of-month month day-of-week [year]
     0       0       6,18  *            *     ?
 
-Each field is read by quartz's rules into the set of its values. APScheduler's
-`CronTrigger` is built from those sets, so only its calendar is used and none of its
-syntax, where Monday is 0 and quartz's Sunday is 1. Forms that it lacks (`W`, `LW`,
-`L-3`, and `L` or `#` inside a list) are refused when the setting is read. Fields may
-hold `*`, `?`, names, lists, ranges that may wrap (`FRI-MON`,
-`22-2`), steps, `L` (the last day of the month), `6L` (its last Friday) and `6#3` (its
-third Friday). Exactly one of the two day fields is `?`.
+Each field is parsed by quartz's rules into the set of its values, from which
+APScheduler's `CronTrigger` is built. So its calendar is used but not its syntax, where
+Monday is 0 (quartz: 2). Forms that it lacks (`W`, `LW`, `L-3`, and `L` or `#` inside a
+list) are refused when the setting is read. Fields may have `*`, `?`, names, lists,
+ranges that may wrap (`FRI-MON`, `22-2`), steps, `L` (the last day of the month), `6L`
+(its last Friday) and `6#3` (its third Friday). Exactly one of the two day fields is
+`?`.
 
 `Schedules` keeps one job per distinct text. The housekeeping sleeps until the next one
 is due, but never longer than `NAP_S_MAX`, because the wall clock may be set.
@@ -33,9 +33,9 @@ from metaq.errors import ConfigError
 from metaq.model import Millis
 
 SCHEDULE_CHARS_MAX: Final = 200
-"""Enough for long lists in every field; bounds the work of reading one."""
+"""Maximum length of an expression; enough for long lists in every field."""
 NAP_S_MAX: Final = 60.0
-"""Greatest delay of a job after the wall clock was set forward, seconds."""
+"""Maximum delay of a job after the wall clock was set forward, in seconds."""
 POSITIONS: Final = ("1st", "2nd", "3rd", "4th", "5th")
 WEEKDAYS: Final = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
 MONTHS: Final = (
@@ -80,15 +80,15 @@ def parse_schedule(text: str, timezone: dt.tzinfo) -> CronTrigger:
 
     Args:
         text: six or seven fields; letters in any case.
-        timezone: where its hours are counted.
+        timezone: time zone of the fields.
 
     Returns:
-        A trigger that fires at the whole seconds the expression names.
+        A trigger that fires at the whole seconds that match the expression.
 
     Raises:
-        ConfigError: it is no quartz expression, can never fire, or has no
-            counterpart in APScheduler; the message names the field and its text. Any
-            other exception is a bug.
+        ConfigError: it is not a quartz expression, can never fire, or is not supported
+            by APScheduler; the message names the field and its text. Any other
+            exception is a bug.
     """
     if len(text) > SCHEDULE_CHARS_MAX:
         raise ConfigError(
@@ -159,7 +159,7 @@ def _read_weekday(text: str) -> dict[str, str]:
 
 
 def _read_values(field: _Field, text: str) -> set[int]:
-    """Return the values that a field's list names, at least one."""
+    """Return the values in a field's list, at least one."""
     values: set[int] = set()
     for item in text.split(","):
         match = _ITEM.fullmatch(item)
@@ -221,10 +221,10 @@ def _refuse(field: _Field, text: str, reason: str) -> NoReturn:
 
 
 def local_timezone() -> dt.tzinfo:
-    """Return the machine's time zone; UTC where it has none.
+    """Return the machine's time zone; UTC if it has none.
 
     Raises:
-        ConfigError: the machine's settings contradict each other.
+        ConfigError: the machine's settings are wrong or contradict each other.
     """
     try:
         with warnings.catch_warnings():
@@ -244,15 +244,14 @@ class _Job:
     trigger: CronTrigger
     topics: frozenset[str]
     due_ms: Millis | None
-    """Next firing, wall clock; None: never again."""
+    """Next firing, by the wall clock; None: never again."""
 
 
 class Schedules:
     """The jobs of a broker: one per distinct expression, replaced as a whole.
 
-    Owner: the broker's housekeeping, which asks `next_due_ms` and calls `take_due`;
-    used on its event loop. A job that was missed (the machine slept, the clock was
-    set forward) fires once, not once per missed time.
+    Used by the broker's housekeeping, on its event loop. A job that missed firings (the
+    machine slept, the clock was set forward) fires once, not once per missed time.
     """
 
     def __init__(self, clock: Clock, timezone: dt.tzinfo) -> None:
@@ -264,8 +263,8 @@ class Schedules:
     def replace_jobs(self, schedules: Mapping[str, str]) -> None:
         """Replace the jobs by those of `schedules`, topic → expression.
 
-        A job whose text stays keeps its next firing, so a reload at the very second
-        loses nothing.
+        A job whose expression stays keeps its next firing, so a reload in the second
+        when it is due does not lose that.
 
         Raises:
             ConfigError: an expression is refused; the old jobs stay. The message
@@ -291,14 +290,14 @@ class Schedules:
         self._jobs = jobs
 
     def next_due_ms(self) -> Millis | None:
-        """Return when the next job is due (wall clock), None when none ever is."""
+        """Return when the next job is due, by the wall clock; None: never."""
         dues = [job.due_ms for job in self._jobs.values() if job.due_ms is not None]
         return min(dues, default=None)
 
     def take_due(self) -> frozenset[str]:
-        """Return the topics that are due now, and move their jobs on.
+        """Return the topics that are due now, and advance their jobs.
 
-        If the wall clock went back, every job is counted from the new time, so that
+        If the wall clock was set back, all jobs are planned from the new time, so that
         none waits for a time in the far future.
         """
         now_ms = self._clock.wall_ms()

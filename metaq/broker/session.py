@@ -1,28 +1,27 @@
-"""One client connection: bytes in, commands carried out, replies out.
+"""One client connection: receives bytes, carries out commands and sends replies.
 
-Theory of operation. The channel gives bytes; the hot loop takes the ordinary puts at
-their start, the general path takes one frame, and so on until the bytes end inside a
-frame. A put that was received alone is gathered with those of other connections.
-Replies leave when they are ready, in the order of the commands except for puts and
-waiting gets: those are answered when the disk has them, puts to one log in their order.
-Clients pair replies by opaque (docs/metaq-1.4/broker.md 1.2, rule 8). In a transaction
-that is sent in one piece the begin is answered with its puts, and they with the commit:
-a system call for each would cost more than the command.
+Theory of operation. From the received bytes, the hot loop takes the ordinary puts at
+the start, then the general path takes one frame, and so on until an incomplete frame. A
+put that was received alone is gathered with those of other connections. Replies are
+sent when they are ready, in the order of the commands except for puts and waiting gets:
+puts are answered when they are durable, puts to one log in their order. Clients match
+replies by opaque (docs/metaq-1.4/broker.md 1.2, rule 8). If a whole transaction is sent
+at once, the reply to the begin is sent with those to its puts, and they with the reply
+to the commit: a system call for each would cost more than the command.
 
-Reading stops, and nothing is dropped, while one of these is over its bound: bytes of
-puts in flight on this connection, reply bytes that its peer has not read, what all
-connections hold together (`load.py`). It resumes when the bound allows it. Commands
-that take longer than a turn of the loop are continued in later turns, one connection a
-turn, and a large read waits for one: a flood on one connection delays the others by a
-millisecond or two.
+Reading pauses, and nothing is dropped, while one of these reaches its bound: bytes of
+puts in flight on this connection, reply bytes that its peer has not read, bytes held by
+all connections (`load.py`). Commands that take longer than a turn of the loop are
+continued in later turns, one connection a turn, and a large read waits for a turn: so
+a flood on one connection delays the others by one or two milliseconds.
 
-The end: after a quit, a malformed frame, the peer's own end, or the broker's, nothing
-more is read; replies to the commands so far are sent first, then the connection is
-closed. A peer that is silent, that does not finish a frame, or that does not read is
-cut off by `check`, which housekeeping calls.
+End of a connection: after a quit, a malformed frame, the end by the peer, or the stop
+of the broker, nothing more is read; replies to the commands so far are sent, then the
+connection is closed. `check`, called by housekeeping, disconnects a peer that is
+silent, that does not complete a frame, or that does not read.
 
-    Invariant: `unanswered_count` counts commands that will still be answered; we close
-    the channel only when it is 0, or by `abort`.
+    Invariant: `unanswered_count` counts commands that will still be answered; the
+    channel is closed only when it is 0, or by `abort`.
 """
 
 import logging
@@ -54,7 +53,7 @@ _log = logging.getLogger(__name__)
 
 
 class Session:
-    """One connection. Owner: the app; used on the loop's thread."""
+    """One connection. Owned by the app; used on the loop's thread."""
 
     def __init__(
         self,
@@ -87,7 +86,7 @@ class Session:
         self._partial_bytes = 0
         self._waiters: set[Waiter] = set()
         self.is_paused = False
-        """Received commands wait for free bytes, or for their turn."""
+        """Whether reading is paused, until a bound allows it or for a turn."""
         self._is_resume_due = False
         self._is_closed = False
         self._steps: Generator[None, None, bytes] | None = None
@@ -113,7 +112,7 @@ class Session:
         )
 
     def end(self, reason: str) -> None:
-        """Read no more; close when every command so far was answered."""
+        """Stop reading; close when every command so far is answered."""
         if self._end_reason:
             return
         self._end_reason = reason
@@ -128,7 +127,7 @@ class Session:
         self._close_if_settled()
 
     def _let_go(self) -> None:
-        """End what other parts of the broker hold for the connection."""
+        """End the waits, transactions and leases of the connection in other parts."""
         self.context.waiters.end_all(self._waiters)
         self.context.transactions.end_owner(self)
         if self.context.replica is not None:
@@ -138,23 +137,26 @@ class Session:
         self.context.mailboxes.drop(self)
 
     def abort(self, reason: str) -> None:
-        """Close at once; replies that were not sent are lost."""
+        """Close at once; unsent replies are lost."""
         self.channel.abort(reason)
 
     def drop(self, reason: str) -> None:
-        """Close and give back the memory: half a frame, and replies not read."""
+        """End, and free the memory of an incomplete frame and of unread replies.
+
+        With unread replies, the connection is closed at once.
+        """
         is_deaf = self.channel.held_bytes > self._partial_bytes
         self.end(reason)
         if is_deaf:
             self.abort(reason)
 
     def check(self, now_s: float, timeout_s: float) -> None:
-        """Cut the peer off if it makes no progress for `timeout_s`; 0: never.
+        """Disconnect the peer if it makes no progress for `timeout_s`; 0: never.
 
-        It may be silent, take for one frame, leave its replies unread, or wait for
-        answers after its end for so long.
+        That is the limit for silence, for one frame, for unread replies, and for
+        replies still pending after its end.
         """
-        # A reply that waits to join the next one must not wait for a disk that hangs.
+        # A reply queued to join the next one must not wait for a hung disk.
         self.channel.send_queued()
         if not timeout_s:
             return
@@ -172,7 +174,7 @@ class Session:
 
     @property
     def held_bytes(self) -> int:
-        """Return what is held until the peer sends or reads more."""
+        """Return the bytes held until the peer sends or reads more."""
         return self._partial_bytes + self.channel.held_bytes
 
     @property
@@ -183,9 +185,9 @@ class Session:
     # -- bytes in ---------------------------------------------------------------------
 
     def _on_data(self, data: bytes) -> None:
-        """Carry out what was received, now or before."""
+        """Process new bytes after those received before."""
         try:
-            # One whose commands wait for messages or replies is idle as well.
+            # Idle, or with no unanswered commands but those that wait for messages.
             waits = self.unanswered_count
             if (
                 (not waits or waits == self._waiting_count)
@@ -203,20 +205,20 @@ class Session:
             if self.unanswered_count == self._waiting_count:
                 self.channel.send_queued()
         except MemoryError:
-            # A command is lost half way: nothing after it may be carried out.
+            # A command may be half done: nothing after it may be carried out.
             self.run_out()
 
     def _lacking(self) -> int:
-        """Return how many bytes an incomplete frame lacks; 0 if others wait.
+        """Return the missing bytes of an incomplete frame; 0 if other work is queued.
 
-        Received bytes that wait for their turn are not counted as held, so one
-        connection at a time may receive more than the others.
+        Received bytes are not counted as held while they wait for their turn, so only
+        one connection at a time may receive such a large piece.
         """
         is_alone = not self.context.turns.is_busy
         return self._connection.buffer.missing_bytes if is_alone else 0
 
     def _take_single(self, data: bytes) -> bool:
-        """Take a put, or a batch of one, that came alone on an idle connection.
+        """Take a put, or a batch of one, that was received alone; return if taken.
 
         Most connections send nothing else, so this skips the checks of `_process`.
         """
@@ -235,12 +237,12 @@ class Session:
         return True
 
     def _process(self) -> None:
-        """Carry out what was received, as far as the bounds and this turn let us."""
+        """Process the received bytes until a bound is reached or the turn is over."""
         connection, now_s = self._connection, self.context.clock.monotonic_s
         turn_ends_s = now_s() + TURN_S
         while not self._end_reason:
             if self._steps is not None:
-                # Before any bound is checked: the command at hand frees bytes.
+                # Before the bounds are checked, because finishing it frees bytes.
                 self._take_step()
             elif self._must_pause():
                 self._pause()
@@ -261,7 +263,7 @@ class Session:
         if is_put and self._hot.take(buffer):
             self._frame_since_s = None
             if buffer.position == len(buffer.data):
-                # Whole puts and nothing else: what most reads bring.
+                # Most reads are complete puts and nothing else.
                 if self._partial_bytes:
                     self._note_frame()
                 self._finish_read()
@@ -290,13 +292,13 @@ class Session:
         else:
             reply = dispatch(event, self)
             self.channel.queue(reply)
-            # What is answered later has its begin wait for that.
+            # The reply to a begin waits, to be sent with those to its puts.
             if reply and not is_begin(event):
                 self.channel.send_queued()
         return True
 
     def _take_step(self) -> bool:
-        """Take one step of the command at hand; return whether it was the last."""
+        """Take one step of the current command; return whether it was the last."""
         assert self._steps is not None, "there is a command at hand"
         try:
             next(self._steps)
@@ -321,7 +323,7 @@ class Session:
             self.context.load.release(steps_bytes)
 
     def _finish_read(self) -> None:
-        """Go on reading within the bounds: all that was received was carried out."""
+        """Pause or resume reading by the bounds, after all bytes were processed."""
         if self._end_reason:
             return
         if self._must_pause():
@@ -330,7 +332,7 @@ class Session:
             self._unpause()
 
     def _note_frame(self) -> None:
-        """Note since when a frame has been incomplete, and what it holds."""
+        """Note since when a frame has been incomplete; count its bytes as held."""
         connection, load = self._connection, self.context.load
         partial_bytes = connection.buffer.unread_bytes
         if connection.is_between_frames and not partial_bytes:
@@ -366,7 +368,7 @@ class Session:
             self.channel.want_empty()
 
     def _wait_for_turn(self) -> None:
-        """Read no more until what was received has had a turn."""
+        """Pause reading until a turn in which the received bytes are processed."""
         self._pause()
         self._resume_soon()
 
@@ -375,7 +377,7 @@ class Session:
         self.channel.resume_reading()
 
     def _resume_soon(self) -> None:
-        """Go on where `_pause` stopped, in a later turn of the loop."""
+        """Continue after `_pause`, in a later turn of the loop."""
         if self.is_paused and not self._is_resume_due:
             self._is_resume_due = True
             self.context.turns.ask(self._resume)
@@ -389,7 +391,7 @@ class Session:
 
     def hold(self, *, count: int, size_bytes: int) -> None:
         """Count commands as in flight until `answer`."""
-        # What is appended was held by the command at hand until now.
+        # The current command has held these bytes until now.
         self._release_steps()
         self.unanswered_count += count
         self.in_flight_bytes += size_bytes
@@ -408,7 +410,7 @@ class Session:
         self.unanswered_count -= count
         self.in_flight_bytes -= size_bytes
         try:
-            # Those that wait do not join: each is sent when its wait ends.
+            # Waiting commands do not count: their replies may come much later.
             if self.unanswered_count > self._waiting_count and not is_alone:
                 self.channel.queue(replies)
                 if not joins_next:
@@ -416,7 +418,8 @@ class Session:
             else:
                 self.channel.send_now(replies)
         except MemoryError:
-            # The peer would wait for ever. Do not raise: others of the group follow.
+            # Close, or the peer would wait for ever. Do not raise: other tickets of
+            # the group still need replies.
             self.run_out()
         self.context.load.release(size_bytes)
         if self._end_reason:
@@ -426,7 +429,7 @@ class Session:
 
     @property
     def _waiting_count(self) -> int:
-        """Return how many of its commands wait for messages, or for replies."""
+        """Return the number of its commands that wait for messages or replies."""
         return len(self._waiters) + self.taker_count
 
     def run_out(self) -> None:
@@ -437,7 +440,7 @@ class Session:
     def send_range(
         self, head: bytes, file: FileRange, *, explain: Explain, is_fresh: bool
     ) -> None:
-        """Send a header and a range of a file; see `Channel.send_range`."""
+        """Send a header and a range of a file, as `Channel.send_range`."""
         self.channel.send_range(head, file, explain=explain, is_fresh=is_fresh)
 
     def keep_waiter(self, waiter: Waiter) -> None:
@@ -465,7 +468,7 @@ class Session:
             self.channel.close_after_flush(self._end_reason)
 
     def _drop_partial(self) -> None:
-        """Forget what was received and not carried out."""
+        """Drop received bytes that were not processed."""
         self._connection.buffer.clear()
         partial_bytes, self._partial_bytes = self._partial_bytes, 0
         self.context.load.add_partial(-partial_bytes)
@@ -483,12 +486,12 @@ class Session:
 
 
 def is_begin(event: object) -> bool:
-    """Tell whether a command begins a transaction: its puts come in a moment."""
+    """Return whether a command begins a transaction, whose puts follow soon."""
     return isinstance(event, TransactionCommand) and event.type is TransactionType.BEGIN
 
 
 def _payload_bytes(command: Large) -> int:
-    """Return what a command holds while it is carried out in steps."""
+    """Return the bytes that a command holds while it is carried out in steps."""
     match command:
         case Mput() | CommitTogether():
             return len(command.payload)

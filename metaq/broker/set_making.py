@@ -1,7 +1,7 @@
-"""A broker that is to be a replica set: what it has stored, and a set does not do.
+"""Checks whether a broker can become a replica set.
 
-A set delivers nothing later and takes no transactions. Messages that wait, and
-transactions that are not finished, would stay on the disk of its first replica, unseen.
+A set delivers no delayed messages and takes no transactions. Delayed messages and
+unfinished transactions would remain on the disk of its first replica, unnoticed.
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,15 +31,15 @@ _NOTHING = (0,) * TIERS
 
 
 def find_unfinished(fs: FileSystem, paths: Sequence[Path]) -> str:
-    """Return what a set would leave undone, and what to do; "" if nothing. Blocks.
+    """Return why not, and the remedy, in one sentence; "" if it can. Blocks.
 
     Args:
         fs: the disk.
-        paths: all data directories of a broker that is stopped.
+        paths: all data directories of a stopped broker.
 
     Raises:
-        StorageError: the disk refuses, or what waits is damaged.
-        JournalDamagedError: the journal of transactions is.
+        StorageError: the disk refuses, or the logs of delayed messages are damaged.
+        JournalDamagedError: the transaction journal is damaged.
     """
     if (count := _count_waiting(fs, paths)) > 0:
         return (
@@ -67,7 +67,7 @@ def find_unfinished(fs: FileSystem, paths: Sequence[Path]) -> str:
 
 
 def _count_waiting(fs: FileSystem, paths: Sequence[Path]) -> int:
-    """Return how many messages wait for their time."""
+    """Return the number of delayed messages that are not delivered yet."""
     logs = {
         log_id: path / name
         for path in paths
@@ -94,7 +94,7 @@ def _count_waiting(fs: FileSystem, paths: Sequence[Path]) -> int:
 
 
 def _records(fs: FileSystem, directory: Path | None) -> Iterator[tuple[Offset, Record]]:
-    """Yield the records of a log; a torn tail was never acknowledged."""
+    """Yield the records of a log up to a torn tail, which was never acknowledged."""
     segments = () if directory is None else check_names(fs, directory).segments
     for segment in segments:
         with fs.open_read(segment.path) as file:

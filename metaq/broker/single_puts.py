@@ -1,18 +1,17 @@
-"""Single puts, one on each of many connections, appended together.
+"""Gathers single puts of many connections and appends them together.
 
-Theory of operation. Most clients have one put in flight each. Each needs its own read
+Theory of operation. Most clients have one put in flight. Each put needs its own read
 and reply; its own append, ticket and request to the storage thread would cost several
-times as much. So puts that the hot path finds alone in a read are gathered here, and
-appended when the loop has served all readable sockets: one run for each log, with one
-ticket, for the puts of all connections.
+times as much. So puts that were received alone are gathered here, and appended when the
+loop has served all readable sockets: one run for each log, with one ticket, for the
+puts of all connections.
 
     each socket        read, parse, check, gather      session.py, hot_puts.py
-    end of the pass    ids, headers, append            of each log
-    when it is stored  reply, reply, reply, ...        of all connections
+    end of the pass    ids, headers, append            for each log
+    when it is stored  reply, reply, reply, ...        to all connections
 
-Ids and offsets are given out when the run is appended, so they have the order of the
-log; a put that takes another path is before or after the run. A connection has at most
-one put in a run, so no order has to be kept within it.
+Ids and offsets are assigned when the run is appended, so they have the order of the
+log. A connection has at most one put in a run, so its order needs no care.
 """
 
 import logging
@@ -31,33 +30,33 @@ from metaq.record.layout import HEADER_BYTES, encode_records, record_starts
 from metaq.storage.partition_log import PartitionLog
 
 SINGLE_BYTES_MAX: Final = 8 * 1024
-"""Largest put that is gathered, bytes: there is little to share with a larger one."""
+"""Maximum size of a gathered put, in bytes; larger ones would gain little."""
 
 RUN_MAX: Final = 128
-"""Most puts of a run, 1 MiB: no more than what the disk takes in one turn."""
+"""Maximum number of puts of a run: with 1 MiB, no more than the disk takes at once."""
 
 SINGLE_OVERHEAD_BYTES: Final = HEADER_BYTES + PUT_OVERHEAD_BYTES
-"""Bytes counted for a put in the in-flight bounds besides its payload."""
+"""Bytes that a put counts in the in-flight bounds in addition to its payload."""
 
 _log = logging.getLogger(__name__)
 
 SinglePut: TypeAlias = tuple[Answerer, bytes, int, int, bytes]
-"""Session, payload, checksum, flag, opaque as replies have it. A plain tuple: one is
-made for each put."""
+"""Session, payload, checksum, flag, opaque in the form of replies. A plain tuple,
+because one is made for each put."""
 
 
 class SinglePuts:
-    """The puts that were gathered in this pass. Used on the loop's thread."""
+    """Puts gathered in this pass over the sockets. Used on the loop's thread."""
 
     def __init__(
         self,
         context: BrokerContext,
         call_at_end: Callable[[Callable[[], None]], object],
     ) -> None:
-        """Gather nothing yet.
+        """Create it without puts.
 
         Args:
-            context: what the broker consists of.
+            context: parts of the broker.
             call_at_end: calls back at the end of the pass over readable sockets.
         """
         self._context = context
@@ -65,10 +64,10 @@ class SinglePuts:
         self._gathered: dict[PartitionLog, list[SinglePut]] = {}
 
     def add(self, log: PartitionLog, put: SinglePut) -> None:
-        """Gather a put whose payload has its checksum.
+        """Gather a put whose checksum has been verified.
 
-        It is answered in each case, by `Answerer.answer`, but not within this call. Its
-        session holds SINGLE_OVERHEAD_BYTES and its payload until then.
+        It is always answered by `Answerer.answer`, after this call. Its session must
+        count SINGLE_OVERHEAD_BYTES and the payload as in flight until then.
         """
         puts = self._gathered.get(log)
         if puts is None:
@@ -84,7 +83,7 @@ class SinglePuts:
                 self._append(log, puts[first : first + RUN_MAX])
 
     def _append(self, log: PartitionLog, puts: Sequence[SinglePut]) -> None:
-        """Append a run; what is refused is answered now."""
+        """Append a run; if refused, its puts are answered at once."""
         count, offset = len(puts), log.next_offset
         ticket = SingleTicket(self._context, log, puts)
         try:
@@ -105,7 +104,7 @@ class SinglePuts:
                 record_count=count,
                 last_id=MessageId(ticket.ids[-1]),
                 ticket=ticket,
-                is_light=True,  # nothing else of its connections is under way
+                is_light=True,  # its connections have nothing else in flight
             )
         except (StorageError, ClosedError) as error:
             ticket.on_failed(error)
@@ -121,10 +120,7 @@ class SinglePuts:
 
 
 class SingleTicket:
-    """A run of single puts that waits for the disk.
-
-    Called once, on the loop's thread.
-    """
+    """Ticket of a run of single puts; one callback is called, once, on the loop."""
 
     __slots__ = ("_appended_s", "_context", "_log", "_puts", "ids", "offsets")
 
@@ -135,12 +131,12 @@ class SingleTicket:
         self._log = log
         self._puts = puts
         self.ids: list[int] = []
-        """Of the puts, given when they are appended; their offsets likewise."""
+        """Ids of the puts, set before the append; so are the offsets."""
         self.offsets: list[int] = []
         self._appended_s = context.clock.monotonic_s()
 
     def on_stored(self) -> None:
-        """Answer 200: the bytes are as durable as the topic's policy says."""
+        """Answer 200: the bytes are durable under the topic's policy."""
         context, puts = self._context, self._puts
         ids, offsets = self.ids, self.offsets
         partition = self._log.log_id.partition
@@ -173,7 +169,7 @@ class SingleTicket:
         self._answer_each(lambda k: encode_result(status, body, int(puts[k][-1])))
 
     def _answer_each(self, encode: Callable[[int], bytes]) -> None:
-        """Answer one after the other; what finds no memory ends its connection."""
+        """Answer puts one by one; without memory for a reply, close its connection."""
 
         def replies() -> Iterator[bytes]:
             for number, (answerer, *_) in enumerate(self._puts):

@@ -1,8 +1,7 @@
-"""One snapshot of a whole broker, for any thread.
+"""Snapshot of a whole broker, for any thread.
 
-`BrokerStatus` is filled in one place (`control.py`, from `statistics()` of the parts)
-and read in three: the administration socket, `/health` and `/metrics`. What is wrong
-with a broker is judged from it in `health.py`.
+`BrokerStatus` is filled in `control.py`, from `statistics()` of the parts, and used by
+the administration socket, `/health` and `/metrics`. `health.py` finds problems in it.
 """
 
 from collections.abc import Mapping
@@ -33,11 +32,11 @@ from metaq.txn.figures import TransactionFigures
 from metaq.zk.registry import RegistrationStatistics
 
 LOG_SERIES_MAX: Final = 1_000
-"""Partition logs that have series of their own, the first ones by name. It bounds an
-answer to about 1 MiB; `metaq_alarm` and `metaq_logs` look at all of them."""
+"""Maximum number of partition logs with series of their own, the first ones by name.
+Bounds an answer to about 1 MiB; `metaq_alarm` and `metaq_logs` cover all logs."""
 
 GROUP_SERIES_MAX: Final = 200
-"""Queue groups that have series of their own, the first ones by name."""
+"""Maximum number of queue groups with series of their own, the first ones by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,11 +58,12 @@ class DirectoryStatus:
         "metaq_directory_free_bytes", "Room on the disk of a data directory."
     )
     is_low_on_space: bool
-    """Puts, or the largest of them, are refused because the disk is nearly full."""
+    """Whether puts, at least the largest, are refused because the disk is nearly
+    full."""
     is_silent: bool
-    """Its disk hangs: nothing that is asked of it is answered."""
+    """Whether its disk hangs: operations do not return."""
     is_read_only: bool = False
-    """Its disk takes no writes, and no put has met that yet."""
+    """Whether its disk is read-only and no put has failed because of that yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,11 +81,11 @@ class RetentionStatus:
         "metaq_retention_failures_total",
         "Segments that could not be deleted or archived.",
     )
-    """They are still there."""
+    """The segments remain."""
     last_error: str = ""
     """First failure of the last run; "" when it had none."""
     clock_doubt: str = ""
-    """Why the last run did not believe the wall clock; "" when it did."""
+    """Why the last run did not trust the wall clock; "" if it did."""
 
 
 def add_run(status: RetentionStatus, run: RetentionReport) -> RetentionStatus:
@@ -105,7 +105,7 @@ class JobStatus:
     """One job of the housekeeping. Snapshots are copies."""
 
     name: str
-    """Constant, a word or two: a label of metrics."""
+    """Constant of one or two words; a label of metrics."""
     run_count: int = counter(
         "metaq_job_runs_total", "Runs of a job of the housekeeping."
     )
@@ -118,7 +118,7 @@ class JobStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerStatus:
-    """Everything about one broker at one moment. Filled by `control.py`."""
+    """Status of one broker at one moment. Filled by `control.py`."""
 
     version: str
     broker_id: int
@@ -189,9 +189,9 @@ class BrokerStatus:
         count_max=GROUP_SERIES_MAX,
     )
     groups_both_ways: tuple[str, ...] = ()
-    """Names of queue groups that are log groups as well."""
+    """Names of queue groups that are also log groups."""
     queue_problems: tuple[str, ...] = ()
-    """One sentence for each thing that keeps queue groups from going on."""
+    """One sentence for each problem that stops queue groups."""
     delays: DelayStatus | None = None
     """None: the broker delays no messages."""
     mailboxes: MailboxStatistics = field(default_factory=MailboxStatistics)

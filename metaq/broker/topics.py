@@ -1,13 +1,13 @@
 """Topics and partitions of this broker, and which of them take puts.
 
-A topic is accepted if a configured name matches it (the names are patterns, and the set
-of them only grows), or if it was made by command; a partition exists if it is below the
-topic's count. Closed partitions refuse puts and gets until they are opened again or the
-broker restarts. A topic that is being deleted is withdrawn: it is treated as missing,
-even if a pattern matches it.
+A topic is accepted if a configured name matches it (names are patterns, and reloads
+only add to them), or if it was made by command; a partition exists if its number is
+below the topic's count. Closed partitions refuse puts and gets until they are opened
+again or the broker restarts. A topic that is being deleted is withdrawn: it is treated
+as missing, even if a pattern matches it.
 
-Callers that keep an answer must check `version`: it grows with every change that could
-make an earlier answer wrong.
+Callers that cache a result must compare `version`, which grows with every change that
+could make an earlier result wrong.
 
 Source: docs/metaq-1.4/broker.md 2.2, 2.10, 2.11; section 12 row 8.
 """
@@ -27,7 +27,7 @@ from metaq.storage.log_manager import LogManager
 from metaq.storage.partition_log import PartitionLog
 
 NAMES_REMEMBERED_MAX: Final = 4096
-"""Topic names, last asked for, for which the decision of the rules is cached."""
+"""Maximum number of topic names for which the result of the rules is cached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +41,12 @@ class ServedExchange:
 
 
 class Topics:
-    """The topics of one broker. Owner: the broker; used on the loop's thread."""
+    """The topics of one broker. Owned by the broker; used on the loop's thread."""
 
     def __init__(
         self, config: BrokerConfig, logs: LogManager, *, choose: Callable[[int], int]
     ) -> None:
-        """Take over the configured topics; `logs` are opened."""
+        """Load the configured topics; `logs` must be open."""
         self.version = 1
         self.on_new_log: Callable[[LogId], None] = lambda _log_id: None
         self._logs = logs
@@ -56,24 +56,24 @@ class Topics:
         self._closed: dict[str, set[int]] = {}
         self._withdrawn: frozenset[str] = frozenset()
         self.exchanges: Mapping[str, ServedExchange] = {}
-        """By name; none of them is a topic, also where a pattern matches it."""
+        """Served exchanges by name; their names are not topics, even if they match."""
         self._unserved: Mapping[str, str] = {}
-        """Exchanges that are defined and not served here, with the reason: likewise."""
+        """Exchange → why it is not served here; its name is not a topic either."""
         self._former: Collection[str] = ()
-        """Those that were deleted: who still sends to one hears of that."""
+        """Names of deleted exchanges, for the error of puts to them."""
         self.refusal: UnavailableError | None = None
-        """Why no put is taken; None: they are. Of a replica set."""
+        """Error for all puts, set in a replica set; None: puts are taken."""
         self._config = config
         self.apply(config)
 
     def apply(self, config: BrokerConfig) -> None:
-        """Take over a reloaded configuration."""
+        """Apply a reloaded configuration."""
         self._rules = self._rules.extended(config.topics)
         stat_rules = TopicRules().extended(
             name for name, topic in config.topics.items() if topic.stat
         )
-        # Each command asks, and checking a name letter by letter costs as much as the
-        # rest of a small one.
+        # Cached, because each command calls these, and checking a name letter by letter
+        # costs as much as the rest of a small command.
         defined = config.defined
 
         def accepts(topic: str) -> bool:
@@ -105,9 +105,9 @@ class Topics:
         """Serve these exchanges, and no others.
 
         Args:
-            exchanges: by name.
-            unserved: name → why another one is not; it is no topic either.
-            former: names of those that were deleted, which topics may have.
+            exchanges: exchanges by name.
+            unserved: name → why another exchange is not served; no topic either.
+            former: names of deleted exchanges; topics may have these names.
         """
         self.exchanges, self._unserved, self._former = exchanges, unserved, former
         self.version += 1
@@ -117,7 +117,7 @@ class Topics:
         return topic in self._withdrawn
 
     def refuse(self, error: UnavailableError | None) -> None:
-        """Refuse all puts with this error, or take them (None)."""
+        """Refuse all puts with this error; None: take puts."""
         if type(error) is not type(self.refusal):
             self.version += 1
         self.refusal = error
@@ -130,13 +130,13 @@ class Topics:
     # -- puts -------------------------------------------------------------------------
 
     def resolve_put(self, topic: str, partition: int) -> int:
-        """Return the partition that a put goes to; -1 is any open one.
+        """Return the partition of a put; -1 chooses any open one.
 
         Raises:
-            ForbiddenError: the partition is closed, or every one is.
+            ForbiddenError: the partition is closed, or all are.
             ServerError: the topic is not accepted, or there is no such partition.
-            UnavailableError: this replica takes no put now.
-                The texts of all are the detail alone.
+            UnavailableError: this replica takes no puts now.
+                The texts of all three are only the detail of a reply.
         """
         choices = self.open_for_put(topic, partition)
         return choices[0] if len(choices) == 1 else choices[self.choose(len(choices))]
@@ -144,12 +144,12 @@ class Topics:
     def open_for_put(self, topic: str, partition: int) -> Sequence[int]:
         """Return the partitions that a put may go to: one, or every open one for -1.
 
-        They do not change until `version` does.
+        The result is valid until `version` changes.
 
         Raises:
             ForbiddenError: as `resolve_put`.
             ServerError: as `resolve_put`.
-            UnavailableError: no put is taken now.
+            UnavailableError: as `resolve_put`.
         """
         if self.refusal is not None:
             raise self.refusal
@@ -167,11 +167,11 @@ class Topics:
         return (partition,)
 
     def log_for_put(self, topic: str, partition: int) -> PartitionLog:
-        """Return the log of a resolved partition, made now if it is the first put.
+        """Return the log of a resolved partition; create it for the first put.
 
         Raises:
-            StorageError: the log cannot be made; see `LogManager.get_or_create`.
-            UnavailableError: this replica takes no put now.
+            StorageError: the log cannot be created; see `LogManager.get_or_create`.
+            UnavailableError: this replica takes no puts now.
         """
         log_id = LogId(topic, partition)
         log = self._logs.get(log_id)
@@ -185,7 +185,7 @@ class Topics:
     # -- gets -------------------------------------------------------------------------
 
     def find_log(self, topic: str, partition: int) -> PartitionLog | None:
-        """Return the log of a partition, also of a topic that takes no puts."""
+        """Return the log of a partition, even if its topic takes no puts."""
         if topic in self._withdrawn or is_internal(topic):
             return None
         return self._logs.get(LogId(topic, partition))
@@ -193,25 +193,25 @@ class Topics:
     # -- the broker's own
 
     def find_internal(self, log_id: LogId) -> PartitionLog | None:
-        """Return a log of a topic of the broker's own; None before its first record."""
+        """Return a log of an internal topic; None before its first record."""
         return self._logs.get(log_id)
 
     def internal_log(self, log_id: LogId) -> PartitionLog:
-        """Return the same, made now if it is its first record.
+        """Return a log of an internal topic; create it if it does not exist.
 
         Raises:
-            StorageError: the log cannot be made; see `LogManager.get_or_create`.
+            StorageError: the log cannot be created; see `LogManager.get_or_create`.
         """
         return self._logs.get_or_create(log_id, self._config.topic(log_id.topic))
 
     def may_appear(self, topic: str, partition: int) -> bool:
-        """Return whether a put could make this log."""
+        """Return whether a put could create this log."""
         return self._accepts(topic) and (
             0 <= partition < self._config.topic(topic).partition_count
         )
 
     def logs(self) -> Iterable[PartitionLog]:
-        """Return every log that clients may know of, in no order."""
+        """Return all logs but internal ones, in no order."""
         logs = self._logs.logs().items()
         return [log for log_id, log in logs if not is_internal(log_id.topic)]
 
@@ -228,7 +228,7 @@ class Topics:
         return partition in self._closed.get(topic, ())
 
     def require_open(self, topic: str, partition: int) -> None:
-        """Raise ForbiddenError where a partition is closed to readers."""
+        """Raise ForbiddenError, for a get, if the partition is closed."""
         if self.is_closed(topic, partition):
             broker_id = self._config.system.broker_id
             raise ForbiddenError(texts.get_closed(broker_id, partition))
@@ -256,7 +256,7 @@ class Topics:
     ) -> None:
         """Open partitions again; arguments and errors as for closing.
 
-        A closed partition can be opened also after a reload has removed it.
+        A closed partition can be opened even after a reload has removed it.
         """
         closed = self._closed.get(topic, set())
         opened = {p for p in closed if start <= p and (end is None or p <= end)}
@@ -280,7 +280,7 @@ class Topics:
         """Return the number of partitions of a topic.
 
         Raises:
-            ServerError: it is not accepted.
+            ServerError: the topic is not accepted.
         """
         if not self._accepts(topic):
             if topic in self._unserved:

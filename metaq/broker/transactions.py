@@ -1,9 +1,9 @@
-"""Transactions between the wire, the coordinator and the partitions.
+"""Connects transactions on the wire, the coordinator and the partitions.
 
-`ServedLogs` finds partitions for what is committed; they may have to be made first.
-The puts of a session to one partition in one transaction and one pass are a run, as in
-`acks.py`: journalled as one piece, answered by one formatting operation. Errors of the
-coordinator become MetaQ's replies here.
+`ServedLogs` finds the logs for committed puts, and creates missing ones. The puts of a
+session to one partition in one transaction and one pass are a run, as in `acks.py`:
+journalled as one piece, answered by one formatting operation. Errors of the coordinator
+become MetaQ's replies here.
 
 Source: docs/metaq-1.4/broker.md 5.3 to 5.5.
 """
@@ -24,9 +24,9 @@ from metaq.txn.state import TxState, XaCommandError
 from metaq.txn.transaction import BrokerTransaction, PutRun
 
 NO_OFFSET = -1
-"""In the reply to a put whose offset is not known before the commit."""
+"""Offset in the reply to a put; the real one is only known after the commit."""
 COMMITTED = b"0"
-"""XA_OK, in the reply to a commit of several."""
+"""Line of a committed transaction in the reply to a commit of several: XA_OK."""
 
 
 class ServedLogs:
@@ -35,14 +35,15 @@ class ServedLogs:
     def __init__(self, topics: Topics) -> None:
         self._topics = topics
         self._logs: dict[LogId, PartitionLog] = {}
-        """Logs that were found under this version of the topics."""
+        """Cache of found logs, for `_version` of the topics."""
         self._version = topics.version
 
     def find(self, log_id: LogId) -> PartitionLog:
-        """Return a log of a topic that is served, also of a closed partition.
+        """Return a log of a served topic, even if the partition is closed.
 
         Raises:
-            StorageError: the topic was deleted, or is not in the settings any more.
+            StorageError: the topic was deleted or removed from the settings, or the log
+                cannot be created.
         """
         if self._version != self._topics.version:
             self._version = self._topics.version
@@ -62,7 +63,7 @@ class ServedLogs:
 
 @dataclass(slots=True, eq=False)
 class PutRunTicket:
-    """Puts of one transaction to one partition that wait for the journal."""
+    """Ticket of puts of one transaction to one partition, for the journal."""
 
     transaction: BrokerTransaction
     answerer: Answerer
@@ -70,11 +71,11 @@ class PutRunTicket:
     opaques: Sequence[bytes]
     """In decimal."""
     ids: Sequence[int]
-    """Of each command's first record."""
+    """Id of each command's first record."""
     size_bytes: int
 
     def __post_init__(self) -> None:
-        """Hold the commands in flight."""
+        """Count the commands as in flight."""
         self.size_bytes += len(self.ids) * PUT_OVERHEAD_BYTES
         self.answerer.hold(count=len(self.ids), size_bytes=self.size_bytes)
 
@@ -93,7 +94,7 @@ class PutRunTicket:
         self._answer(replies, joins_next=is_committing)
 
     def on_refused(self, error: StorageError) -> None:
-        """Refuse every put; its transaction cannot be committed any more."""
+        """Refuse every put; the transaction can no longer be committed."""
         self.refuse(f"not in the transaction journal: {error}")
 
     def refuse(self, text: str) -> None:
@@ -106,7 +107,7 @@ class PutRunTicket:
         self._answer(b"".join(replies))
 
     def give_up(self) -> None:
-        """Give no reply: there was no memory to put them."""
+        """Send no reply, because there was no memory for the puts."""
         self._answer(b"")
 
     def _answer(self, replies: bytes, *, joins_next: bool = False) -> None:
@@ -127,9 +128,9 @@ def put_run(
     ids: Sequence[int],
     partition: int | None = None,
 ) -> None:
-    """Add puts to a transaction; they are answered when they are journalled.
+    """Add puts to a transaction; they are answered once they are journalled.
 
-    The answers name `partition` where that is not the one that they go to now.
+    `partition`, if given, is the one in the replies instead of the puts' own.
     """
     transactions, size_bytes = answerer.context.transactions, puts.size_bytes
     partition = puts.log_id.partition if partition is None else partition
@@ -147,7 +148,7 @@ def put_run(
 
 
 class TransactionAnswer:
-    """A transaction command that is answered later."""
+    """Reply to a transaction command, sent later."""
 
     __slots__ = ("_answerer", "_opaque")
 
@@ -159,7 +160,7 @@ class TransactionAnswer:
         answerer.hold(count=1, size_bytes=PUT_OVERHEAD_BYTES)
 
     def on_done(self, error: MetaqError | None) -> None:
-        """Answer 200, or what went wrong."""
+        """Answer 200, or 500 with the error."""
         if error is None:
             self._answer(encode_result(Status.OK, b"", self._opaque))
         else:
@@ -171,7 +172,7 @@ class TransactionAnswer:
         self._answer(encode_result(Status.OK, b"%d" % vote, self._opaque))
 
     def on_outcomes(self, outcomes: Sequence[MetaqError | None]) -> None:
-        """Answer 200 with a line for each of several: 0, or what went wrong."""
+        """Answer 200 with a line for each transaction: 0, or the error."""
         lines = [
             COMMITTED if error is None else str(refusal_of(error)).encode()
             for error in outcomes
@@ -179,7 +180,7 @@ class TransactionAnswer:
         self._answer(encode_result(Status.OK, LINE_END.join(lines), self._opaque))
 
     def give_up(self) -> None:
-        """Give no reply: the command is answered by an error that was raised."""
+        """Send no reply, because the error that was raised answers the command."""
         self._answer(b"")
 
     def _answer(self, reply: bytes) -> None:
@@ -187,7 +188,7 @@ class TransactionAnswer:
 
 
 def refusal_of(error: MetaqError) -> ServerError:
-    """Return the answer to a transaction command that failed."""
+    """Return the reply to a failed transaction command."""
     if isinstance(error, XaCommandError):
         return ServerError(f"XAException:code={error.code},msg={error}")
     return ServerError(str(error))

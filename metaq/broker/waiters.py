@@ -1,15 +1,15 @@
 """Gets that wait for data (the extra token `wait=` of our clients).
 
-A wait ends when the first of these happens: data arrives, the log stops, the time is
-over, its partition is closed, the connection ends, the broker stops. Its answer is
-always the one that the get would have now without a wait.
+A wait ends when data arrives, the log stops, the time is over, the partition is closed,
+the connection ends or the broker stops. The get is then answered as one without a wait
+would be.
 
-A get may wait for a log that does not exist yet, so waiters are kept by the name of
-the log; the first put to a partition wakes those too.
+A get may wait for a log that does not exist yet, so waiters are kept by the log's name;
+the first put to a partition wakes them.
 
-Thousands may wait for one byte or one moment. The event that ends them moves them to a
-queue in one step, and the queue is processed turn by turn. Its first piece runs in the
-call that reports the event, so a single waiter is not delayed.
+Thousands may wait for one offset or one moment. The event that ends their waits moves
+them to a queue in one step, and the queue is processed turn by turn. Its first piece is
+processed in the call that reports the event, so a single waiter is not delayed.
 """
 
 import asyncio
@@ -26,20 +26,20 @@ from metaq.storage.log_state import WaitHandle
 from metaq.storage.partition_log import PartitionLog
 
 TICK_S: Final = 0.005
-"""Waits end at multiples of this, so that thousands share a timer."""
+"""Interval of the times at which waits end, so that thousands share a timer."""
 
 
 class Waiter:
-    """One get that waits. Owner: `Waiters`."""
+    """One waiting get. Owned by `Waiters`."""
 
     __slots__ = ("at_place", "at_tick", "command", "finish", "log_id", "offset")
 
     def __init__(
         self, command: Get, offset: Offset, finish: Callable[["Waiter"], None]
     ) -> None:
-        """Make a waiter for data at `offset`; `finish` is called once at the end.
+        """Create a waiter for data at `offset`; `finish` is called once at the end.
 
-        Offset and wait of the command may differ from those of the wait.
+        Offset and duration of the wait may differ from those in the command.
         """
         self.command = command
         self.log_id = LogId(command.topic, command.partition)
@@ -50,7 +50,7 @@ class Waiter:
 
 
 class _Group:
-    """Waiters for one byte or one moment, in the order they came."""
+    """Waiters for one offset or one moment, in the order of arrival."""
 
     __slots__ = ("_forget", "_is_closed", "handle", "waiters")
 
@@ -61,13 +61,13 @@ class _Group:
         self.handle: asyncio.TimerHandle | WaitHandle | None = None
 
     def remove(self, waiter: Waiter) -> None:
-        """Take one out; the last one closes the group."""
+        """Remove a waiter; removing the last one closes the group."""
         del self.waiters[waiter]
         if not self.waiters:
             self.close()
 
     def close(self) -> None:
-        """Take no more waiters, and wait for nothing; harmless twice."""
+        """Accept no more waiters and cancel the event; may be called twice."""
         if not self._is_closed:
             self._is_closed = True
             self._forget()
@@ -88,7 +88,7 @@ class Waiters:
         self.count = 0
 
     def add(self, waiter: Waiter, *, log: PartitionLog | None, wait_ms: int) -> None:
-        """Let a get wait; `log` is None if it does not exist yet."""
+        """Add a waiting get; `log` is None if it does not exist yet."""
         self.count += 1
         waiter.at_tick = self._tick_after(wait_ms)
         waiter.at_tick.waiters[waiter] = None
@@ -105,13 +105,13 @@ class Waiters:
             self._watch(group, waiter.offset, log)
 
     def on_new_log(self, log_id: LogId, log: PartitionLog) -> None:
-        """Let those who waited for a log to exist wait for its data."""
+        """Have the waiters for a new log wait for its data."""
         group = self._by_place.get((log_id, Offset(0)))
         if group is not None:
             self._watch(group, Offset(0), log)
 
     def end_all(self, waiters: Iterable[Waiter]) -> None:
-        """End many waits, the first ones now; harmless for those that have ended."""
+        """End many waits, the first ones now; waits that have ended are ignored."""
         self._due.extend(waiters)
         if not self._is_ending:
             self._is_ending = True
@@ -124,7 +124,7 @@ class Waiters:
                 self.end_all(group.waiters)
 
     def _end_due(self) -> None:
-        """End as many of those that are due as one turn has time for."""
+        """End as many due waits as one turn has time for."""
         due, now_s = self._due, self._loop.time
         turn_ends_s = now_s() + TURN_S
         try:
@@ -135,13 +135,13 @@ class Waiters:
                 if now_s() >= turn_ends_s:
                     break
         finally:
-            # Also after one that failed: no other wait would ever end.
+            # Also after an error, or no other wait would ever end.
             self._is_ending = bool(due)
             if due:
                 self._turns.ask(self._end_due)
 
     def _tick_after(self, wait_ms: int) -> _Group:
-        """Return the waiters for the first tick after a wait that begins now."""
+        """Return the group of the first tick after a wait that begins now."""
         number = math.ceil((self._loop.time() + wait_ms / 1000) / TICK_S)
         tick = self._by_tick.get(number)
         if tick is None:
@@ -157,7 +157,7 @@ class Waiters:
         self.end_all(group.waiters)
 
     def _remove(self, waiter: Waiter) -> bool:
-        """Forget a waiter; return whether it waited until now."""
+        """Remove a waiter; return whether it was still waiting."""
         if waiter.at_place is None or waiter.at_tick is None:
             return False
         waiter.at_place.remove(waiter)

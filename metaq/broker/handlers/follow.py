@@ -1,4 +1,4 @@
-"""`follow`: what the replicas of a set ask each other (docs/replication.md)."""
+"""`follow`: requests between the replicas of a set (docs/replication.md)."""
 
 from metaq.broker.acks import Answerer
 from metaq.errors import UnavailableError, WireError
@@ -11,7 +11,7 @@ def handle_follow(command: Follow, answerer: Answerer) -> None:
     """Have the replica answer, now or later.
 
     Raises:
-        UnavailableError: this broker is in no set.
+        UnavailableError: this broker is not in a replica set.
     """
     replica = answerer.context.replica
     if replica is None:

@@ -1,24 +1,24 @@
-"""`put` in the general path, and `mput`: every form, every refusal.
+"""`put` in the general path, and `mput`, with all their forms and refusals.
 
 Source: docs/metaq-1.4/broker.md 1.4.
 
 Order of the checks of a put: closed partition, topic, partition range, checksum, then
-the log itself. Refusals of the disk (offline, damaged, no space) are 500 with a detail
-that names what is wrong; MetaQ sends no detail there.
+the log itself. Refusals by the disk (offline, damaged, no space) are 500 with a detail
+that names the cause; MetaQ sends no detail there.
 
-A put that is stored takes this path only if it is the first one of its partition, or
-was cut by the end of a read: `hot_puts.py` handles the rest, and answers no refusal.
-Keep both in step.
+A put that is not refused takes this path only if it is the first of its partition, was
+cut by the end of a read, or is written in an unusual way: `hot_puts.py` handles the
+rest, and no refusals. Keep both in step.
 
-An mput is many records, one command, one sync, one answer (docs/protocol.md). All or
-none: framing, the checksum of the batch and the checksum of every record are verified
-before the first id is given out, in steps where the batch is large. A record whose own
-checksum is wrong would look like rot later, and a Java broker that recovers the log
-would cut it there.
+An mput has many records, one command, one sync and one reply (docs/protocol.md). It is
+stored as a whole or not at all: framing, the checksum of the batch and those of all
+records are verified before the first id is assigned, in steps if the batch is large. A
+record with a wrong checksum would later look like corruption, and a Java broker that
+recovers the log would truncate it there.
 
 A batch that its producer sends again is answered with the receipt of the first time; it
-is recognised by its numbers, before any other check. A batch that names a transaction
-goes to it and to the journal, like such a put.
+is recognized by its sequence numbers, before any other check. A batch or put of a
+transaction goes to that and to the journal.
 """
 
 from collections.abc import Generator, Iterable, Sequence
@@ -70,18 +70,18 @@ from metaq.txn.records import encode_batch
 from metaq.txn.transaction import PutRun
 
 JOURNAL_STEP_COUNT: Final = 512
-"""Messages of a batch that one step makes records of the journal of: half a
+"""Number of messages of a batch that one step encodes for the journal: half a
 millisecond."""
 STAMPED_NOW_MAX: Final = 32
-"""Messages of a batch whose ids are written at once: some microseconds. In a larger one
-the storage thread writes them, and has the batch to itself."""
+"""Maximum number of messages of a batch whose ids are written at once, which takes some
+microseconds. In a larger one the storage thread writes them and owns the batch."""
 
 
 def handle_put(command: Put, answerer: Answerer) -> None:
-    """Append one message; it is answered when it is stored.
+    """Append one message; it is answered once it is stored.
 
     Raises:
-        WireError: refused; the text is the answer.
+        WireError: refused; the text is the reply.
     """
     context = answerer.context
     payload = command.payload
@@ -104,20 +104,20 @@ def handle_put(command: Put, answerer: Answerer) -> None:
 def handle_put_in_pieces(
     command: Put, pieces: Sequence[Piece], answerer: Answerer
 ) -> Generator[None]:
-    """Append one message whose payload came in pieces, in steps; see `handle_put`."""
+    """Append one message with a payload in pieces, in steps; see `handle_put`."""
     is_routed = command.topic in answerer.context.topics.exchanges
     if command.transaction is not None or is_routed:
         handle_put(replace(command, payload=b"".join(pieces)), answerer)
         return
     found = yield from checksum_in_steps(pieces)
-    # A view would keep what was received with it for as long as the disk takes.
+    # Copied, because a view would keep its whole receive buffer until the sync.
     _append_put(command, list(map(bytes, pieces)), found, answerer)
 
 
 def _append_put(
     command: Put, pieces: Sequence[bytes], found: int, answerer: Answerer
 ) -> None:
-    """Append a message whose payload has the checksum `found`."""
+    """Append a message; `found` is the computed checksum of its payload."""
     context = answerer.context
     topic, partition = command.topic, command.partition
     payload_bytes = sum(map(len, pieces))
@@ -143,16 +143,16 @@ def _append_put(
 def handle_mput(
     command: Mput, pieces: Sequence[BytesLike], answerer: Answerer
 ) -> Generator[None]:
-    """Append a batch in steps; it is answered when it is stored.
+    """Append a batch in steps; it is answered once it is stored.
 
-    Others may be served between the steps, so what may have changed is checked again: a
-    batch may come a second time on another connection. The last step assigns the ids;
-    the storage thread writes them into the records. `pieces` are the payload, cut
+    Other commands may run between the steps, so some checks are repeated: the same
+    batch may have arrived on another connection. The last step assigns the ids; the
+    storage thread writes them into the records. `pieces` are the payload, split
     anywhere.
 
     Raises:
-        WireError: refused, and nothing was appended; the text is the answer. What
-            follows on a refused batch in its producer's numbers is refused as well.
+        WireError: refused, and nothing was appended; the text is the reply. The batch
+            with the next sequence numbers may be refused as well; see `hold_back`.
     """
     try:
         yield from _handle_mput(command, pieces, answerer)
@@ -166,7 +166,7 @@ def handle_mput(
 
 
 def _require_turn(command: Mput, producer: str, answerer: Answerer) -> None:
-    """Refuse a batch that was in flight with a refused one of its producer.
+    """Refuse a batch that continues a refused one of its producer.
 
     Raises:
         WireError: the same refusal.
@@ -181,7 +181,7 @@ def _require_turn(command: Mput, producer: str, answerer: Answerer) -> None:
 def _handle_mput(
     command: Mput, pieces: Sequence[BytesLike], answerer: Answerer
 ) -> Generator[None]:
-    """Append a batch, or route or delay it, or journal it for its transaction."""
+    """Append, route or delay a batch, or journal it for its transaction."""
     context = answerer.context
     topic, partition, count = command.topic, command.partition, command.count
     limit = context.config.limits.batch_records_max
@@ -218,10 +218,10 @@ def _handle_mput(
 def _delay(
     command: Mput, pieces: Sequence[BytesLike], answerer: Answerer
 ) -> Generator[None, None, bool]:
-    """Keep a batch until its time; return False where that has come.
+    """Schedule a batch for later; return False if it is due now.
 
     Raises:
-        WireError: refused, and nothing is kept; the text is the answer.
+        WireError: refused, and nothing is stored; the text is the reply.
     """
     context, delays = answerer.context, answerer.context.delays
     if delays is None:
@@ -237,7 +237,8 @@ def _delay(
         if not delay_puts.is_due_later(delays, timed, context):
             return False
         for partition in choices:
-            # Its time had come when it was sent first, and the clock has gone back.
+            # The batch may have been due when it was sent first, if the clock was set
+            # back since.
             with suppress(SequenceError):
                 if _answer_if_repeated(command, partition, answerer):
                     return True
@@ -251,10 +252,10 @@ def _delay(
 def _put_in_transaction(
     command: Mput, pieces: Sequence[BytesLike], answerer: Answerer
 ) -> Generator[None]:
-    """Journal a batch of a transaction; it is answered when that is written.
+    """Journal a batch of a transaction; it is answered once that is written.
 
     Raises:
-        WireError: refused, and nothing was journalled; the text is the answer.
+        WireError: refused, and nothing was journalled; the text is the reply.
     """
     context = answerer.context
     topic, partition, count = command.topic, command.partition, command.count
@@ -265,7 +266,7 @@ def _put_in_transaction(
     except REFUSALS as error:
         raise refuse_put(context, error, LogId(topic, partition), count) from error
     first_id = context.ids.reserve(count)
-    # The commit decides their order, so others may take ids in between.
+    # Later ids may be stored first, because the commit decides the order.
     yield from stamp_in_steps(parts, first_id)
     assert command.transaction is not None, "of a transaction"
     key, journalled = format_key(command.transaction).encode(), list[bytes]()
@@ -274,7 +275,7 @@ def _put_in_transaction(
             some = positions[start : start + JOURNAL_STEP_COUNT]
             journalled += encode_batch(log_id, key, command.opaque, data, some)
             yield
-    # Another connection may have ended it since, or closed the partition.
+    # Check again: the transaction may have ended, or the partition been closed.
     transaction = find_transaction(command, answerer, count=count)
     records, last_id = [part.records for part in parts], id_after(first_id, count - 1)
     put_run(
@@ -287,10 +288,10 @@ def _put_in_transaction(
 
 
 def _answer_if_repeated(command: Mput, partition: int, answerer: Answerer) -> bool:
-    """Answer a batch that its producer sends again; return whether it was one.
+    """Answer a batch if its producer has sent it before; return whether it has.
 
     Raises:
-        SequenceError: its numbers were used for something else.
+        SequenceError: its sequence numbers were used for another batch.
     """
     context = answerer.context
     log = context.topics.find_log(command.topic, partition)
@@ -312,7 +313,7 @@ def _append_mput(
     log: PartitionLog,
     answerer: Answerer,
 ) -> None:
-    """Append a verified batch, with or without a producer who may send it again."""
+    """Append a verified batch."""
     context = answerer.context
     count, offset = command.count, log.next_offset
     first_id = context.ids.reserve(count)
@@ -332,7 +333,7 @@ def _append_mput(
     if count <= STAMPED_NOW_MAX:
         for _ in finish:
             pass
-        finish = ()  # complete, it may be committed by the loop's thread
+        finish = ()  # a complete batch may be committed by the loop's thread
     append_run(
         log,
         records,
@@ -358,10 +359,10 @@ def _check_put(command: Put) -> Generator[None, None, list[CheckedRecords]]:
 def _check(
     command: Mput, pieces: Sequence[BytesLike], context: BrokerContext
 ) -> Generator[None, None, list[CheckedRecords]]:
-    """Verify a batch; return its records as they go to disk but for their ids.
+    """Verify a batch; return its records as on disk, but without their ids.
 
     Raises:
-        ServerError: the batch is not what it says it is.
+        ServerError: a checksum, the count or the framing is wrong.
     """
     blocks = yield from join_in_steps(pieces)
     require_checksum((yield from checksum_in_steps(blocks)), command.checksum)

@@ -1,15 +1,14 @@
-"""`stats` and `version`: what this broker holds, and what it can do.
+"""`stats` and `version`: the statistics of a broker, and its capabilities.
 
-`version` is the heartbeat as well (docs/metaq-1.4/broker.md 1.7).
+`version` is also the heartbeat (docs/metaq-1.4/broker.md 1.7). `stats` are text
+snapshots with the lines of MetaQ (docs/metaq-1.4/broker.md 7.1). Every body except that
+of `config` is between `STATS` and `END`. Lines that MetaQ does not have come last,
+where its tools ignore them: `durability` explains what an acknowledgement means,
+`closed_partitions` counts and names the closed ones, `set` shows settings that are not
+in the file.
 
-`stats` are text snapshots, line by line as MetaQ writes them (docs/metaq-1.4/broker.md
-7.1). Every body except that of `config` is between `STATS` and `END`. Lines that MetaQ
-does not have come last, where its tools ignore them: `durability` explains what an
-acknowledgement means, `closed_partitions` counts and names the closed ones, `set` shows
-the overrides of the file.
-
-A broker may have thousands of logs, so their statistics are gathered in steps, and
-other commands are served in between; each log is shown as it was at its step.
+A broker may have thousands of logs, so their statistics are gathered in steps, with
+other commands served in between; each log is shown as at its step.
 """
 
 import os
@@ -27,12 +26,13 @@ from metaq.storage.log_state import LogStatistics
 from metaq.storage.partition_log import PartitionLog
 
 TOLD_KEYS: Final = frozenset({"numPartitions", "acceptPublish", "acceptSubscribe"})
-"""Settings made over the file that clients without ZooKeeper need."""
+"""Settings outside the file that are shown, because clients without ZooKeeper need
+them."""
 
 LOGS_PER_STEP: Final = 25
-"""Logs that one step looks at: a quarter of a millisecond."""
+"""Number of logs read in one step: a quarter of a millisecond."""
 
-# MetaQ's menu, and what is missing in it.
+# MetaQ's menu, with the items that it lacks.
 _HELP = (
     "*EMPTY* Returns broker info.",
     "help Returns help menu.",
@@ -48,10 +48,10 @@ _HELP = (
 def handle_stats(
     command: Stats, context: BrokerContext
 ) -> Generator[None, None, bytes]:
-    """Return the body for an item, in steps; no item's word is a topic's name."""
+    """Return the body for an item, in steps; other words are names of topics."""
     match command.item:
         case "config":
-            # The settings in effect, also while the file is edited.
+            # The file as it was loaded, even if it has been edited since.
             return context.config.data
         case "":
             lines = yield from _broker_lines(context)
@@ -85,10 +85,10 @@ def handle_stats(
 def describe_durability(topic: TopicConfig, logs: Iterable[LogStatistics] = ()) -> str:
     """Return in words what an acknowledgement of this topic means.
 
-    Its `logs` keep the mode that they were opened with: a reload does not change it.
+    A reload does not change the mode with which its `logs` were opened.
     """
     is_group_commit = topic.unflush_threshold <= 0
-    # Then the other mode syncs each write as well.
+    # Without an interval, the other mode syncs each write as well.
     is_prompt = topic.unflush_interval_ms <= 0
     text = "synced-before-ack"
     if not is_group_commit and not is_prompt:
@@ -159,7 +159,7 @@ def _broker_lines(context: BrokerContext) -> _Lines:
 
 
 def _role_lines(context: BrokerContext) -> tuple[str, ...]:
-    """Return whether this broker leads, and the epoch in which a replica does."""
+    """Return the lines about whether this broker leads, and a replica's epoch."""
     replica = context.replica
     if replica is None:
         return ("slave false",)
@@ -169,7 +169,7 @@ def _role_lines(context: BrokerContext) -> tuple[str, ...]:
 
 
 def _defined_settings(config: BrokerConfig) -> Iterator[tuple[str, str]]:
-    """Yield what topics that were made by command would have in the file."""
+    """Yield key and value, as in the file, of topics made by command."""
     for name, topic in config.defined.items():
         # The first '=' of a line ends the key.
         if name not in config.topics and "=" not in name:
@@ -248,7 +248,7 @@ def _bool(value: bool) -> str:
 
 
 def handle_version(context: BrokerContext) -> bytes:
-    """Return the body: version and capabilities."""
+    """Return the body of `version`: version and capabilities."""
     limits = context.config.limits
     capabilities = Capabilities(
         SERVER_VERSION,
@@ -265,7 +265,7 @@ def handle_version(context: BrokerContext) -> bytes:
         check=True,
         follow=context.replica is not None,
         queues=context.queues is not None,
-        # Any filter has to fit in a line.
+        # The longest filter must fit in a line.
         filters=limits.filter_bytes_per_s > 0
         and limits.line_bytes_max >= LINE_BYTES_MAX,
         find=True,

@@ -1,8 +1,8 @@
 """`transaction`, `transactions` and `sync`.
 
 The coordinator (`txn/coordinator.py`) carries out the commands; END is never answered.
-A leader replicates to a follower by `sync`; a broker that is no follower answers 503 in
-MetaQ's own words.
+A MetaQ leader replicates to a follower by `sync`, which this broker refuses with 503
+and MetaQ's text.
 
 Source: docs/metaq-1.4/broker.md 1.2 (rule 9), 5.4, 5.5.
 """
@@ -38,14 +38,14 @@ from metaq.txn.records import encode_put
 from metaq.txn.transaction import BrokerTransaction, PutRun
 
 KEYS_STEP_COUNT: Final = 256
-"""Keys that are read in one step: some milliseconds."""
+"""Number of keys parsed in one step: some milliseconds."""
 
 
 def handle_transaction(command: TransactionCommand, answerer: Answerer) -> bytes | None:
     """Carry out a transaction command.
 
     Returns:
-        The body of a 200; None: it is answered later, or never.
+        The body of a 200; None: the command is answered later, or never.
 
     Raises:
         ServerError: refused; the text is MetaQ's.
@@ -90,10 +90,10 @@ def _handle(command: TransactionCommand, answerer: Answerer) -> bytes | None:
 def handle_commit_together(
     command: CommitTogether, answerer: Answerer
 ) -> Generator[None]:
-    """Commit several transactions; answered when the outcome of each is known.
+    """Commit several transactions; answer once the outcome of each is known.
 
     Raises:
-        ServerError: nothing was done.
+        ServerError: refused; nothing was committed.
     """
     context, keys = answerer.context, list[str]()
     try:
@@ -113,7 +113,7 @@ def handle_commit_together(
 def _answered_later(
     command: TransactionCommand | CommitTogether, answerer: Answerer
 ) -> Iterator[TransactionAnswer]:
-    """Begin a command that is answered when it is done; an error is answered now."""
+    """Yield the later reply to a command; if an error is raised, no reply is sent."""
     later = TransactionAnswer(answerer, command)
     try:
         yield later
@@ -125,10 +125,10 @@ def _answered_later(
 def find_transaction(
     command: Put | Mput, answerer: Answerer, *, count: int = 1
 ) -> BrokerTransaction:
-    """Return the transaction that a command with `count` messages puts to.
+    """Return the transaction of a put with `count` messages.
 
     Raises:
-        WireError: it or the partition takes none; the text is the answer.
+        WireError: the transaction or partition takes no puts; the text is the reply.
     """
     context = answerer.context
     topic, partition = command.topic, command.partition
@@ -143,7 +143,7 @@ def find_transaction(
     if topic in context.topics.exchanges:
         return found
     try:
-        # A missing topic or partition is refused in bare words, as by MetaQ.
+        # A missing topic or partition is refused without a prefix, as by MetaQ.
         context.topics.open_for_put(topic, partition)
     except ForbiddenError as error:
         raise refuse_put(context, error, LogId(topic, partition), count) from error
@@ -151,10 +151,10 @@ def find_transaction(
 
 
 def handle_transactional_put(command: Put, answerer: Answerer) -> None:
-    """Journal a put of a transaction; it is answered when that is written.
+    """Journal a put of a transaction; it is answered once that is written.
 
     Raises:
-        WireError: refused; the text is the answer.
+        WireError: refused; the text is the reply.
     """
     context = answerer.context
     topic, partition, payload = command.topic, command.partition, command.payload
@@ -177,7 +177,7 @@ def handle_transactional_put(command: Put, answerer: Answerer) -> None:
 
 
 def handle_sync(_command: Sync) -> None:
-    """Refuse a replicated message: this broker is no follower.
+    """Refuse a replicated message, because this broker is not a MetaQ follower.
 
     Raises:
         UnavailableError: always.

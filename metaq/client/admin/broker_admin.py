@@ -1,9 +1,8 @@
-"""Brokers and partitions seen from outside: there, away, forgotten; what they count.
+"""Administration calls about brokers and partitions.
 
-Brokers that are gone for good are taken out of the catalog here.
-
-Every function takes the parts of a started client, and raises CoordinationError when
-ZooKeeper cannot be asked.
+They describe brokers and partitions, read statistics of brokers, and delete the records
+of brokers that are gone for good. Every function takes the parts of a started client,
+and raises CoordinationError if ZooKeeper cannot be asked.
 
 Source: docs/metaq-1.4/client.md 4 and 14.
 """
@@ -41,7 +40,7 @@ NAMES_SHOWN_MAX: Final = 10
 
 
 class AdminCall(ZooKeeperCall):
-    """ZooKeeper and the brokers, for one call of an administrator, to its deadline."""
+    """ZooKeeper and the brokers during one administration call, with its deadline."""
 
     def __init__(
         self,
@@ -53,8 +52,8 @@ class AdminCall(ZooKeeperCall):
 
         Args:
             context: the parts of a started client.
-            deadline_s: when to give up.
-            needed: what ZooKeeper is needed for; see `require_coordinator`.
+            deadline_s: deadline of the call, monotonic.
+            needed: purpose of ZooKeeper; see `require_coordinator`.
 
         Raises:
             ConfigError: the client has no ZooKeeper.
@@ -65,7 +64,7 @@ class AdminCall(ZooKeeperCall):
         self.read_cluster = partial(read_cluster, context, deadline_s=deadline_s)
 
     async def groups(self) -> tuple[str, ...]:
-        """Return the names of all groups that there have ever been, ascending."""
+        """Return the names of all groups ever used and not deleted, ascending."""
         return await list_groups(
             self.coordinator, self.paths, deadline_s=self.deadline_s
         )
@@ -76,7 +75,7 @@ class AdminCall(ZooKeeperCall):
 
 @dataclass(frozen=True, slots=True)
 class BrokerDescription:
-    """A broker at one moment, there or recorded."""
+    """A registered or recorded broker at one moment."""
 
     broker_id: BrokerId | None
     """Its id; None for a named address that has never answered."""
@@ -85,14 +84,14 @@ class BrokerDescription:
     has_leader: bool
     """Whether its leader, which takes puts, is registered."""
     followers: tuple[int, ...]
-    """Numbers of its followers that are there."""
+    """Numbers of its registered followers."""
     topic_count: int
-    """Topics that it serves, or has recorded."""
+    """Number of topics that it serves or has recorded."""
     partition_count: int
 
     @property
     def is_present(self) -> bool:
-        """Whether a copy of it is registered."""
+        """Whether its leader or a follower is registered."""
         return self.has_leader or bool(self.followers)
 
 
@@ -102,21 +101,21 @@ class PartitionDescription:
 
     partition: TopicPartition
     address: BrokerAddress | None
-    """Address from which its log is read: the leader's, else a follower's."""
+    """Address from which its log is read: the leader's, or else a follower's."""
     takes_puts: bool
     """Whether its broker has registered it for producers."""
     gives_gets: bool
     """Whether its broker has registered it for consumers."""
     is_away: bool
-    """Whether it is recorded, and no broker serves it."""
+    """Whether it is recorded and no broker serves it."""
     log_start: Offset | None = None
-    """None: nothing was ever put, its broker is away, or `problem` says why."""
+    """Log start; None: nothing was ever put, its broker is away, or see `problem`."""
     log_end: Offset | None = None
     """Offset of the next message; None as `log_start`."""
     is_closed: bool | None = None
-    """Whether an operator has closed it; None: its broker does not say."""
+    """Whether an operator has closed it; None: its broker does not report it."""
     problem: str = ""
-    """Reason why the broker did not say where the log is, in one sentence."""
+    """Error of the queries for the log's start and end, in one sentence; "": none."""
 
 
 # -- calls ----------------------------------------------------------------------------
@@ -126,17 +125,17 @@ class AsyncBrokerAdmin:
     """The part of `AsyncAdmin` about brokers and partitions."""
 
     def __init__(self, context: ClientContext) -> None:
-        """Wrap the client's parts; `AsyncClient.admin` is the way in."""
+        """Wrap the client's parts; use `AsyncClient.admin` to create one."""
         self._context = context
 
     async def brokers(
         self, timeout: float | None = None
     ) -> tuple[BrokerDescription, ...]:
-        """Return the brokers that are there, and those that have left a record.
+        """Return the registered brokers, and those that are away and recorded.
 
-        Ids ascending; after them the named addresses that have never answered. A Java
-        broker records nothing, so one that is away is not among them. Needs no
-        ZooKeeper, which alone knows of brokers that are away.
+        Ids ascending, followed by named addresses that have never answered. Java
+        brokers that are away are missing, because they leave no record. Works without
+        ZooKeeper, but then brokers that are away are not known.
 
         Args:
             timeout: seconds; None takes `request_timeout_s`.
@@ -152,26 +151,26 @@ class AsyncBrokerAdmin:
     ) -> BrokerDescription:
         """Delete the records of a broker that is gone for good, and return them.
 
-        The offsets that groups have committed in its partitions are deleted too. From
-        then on nothing says that its partitions are away, and no deletion of a topic
-        waits for it, and the contents of its data directories are unknown. Its data is
-        not touched: if it comes back it registers, and is recorded, again.
+        The offsets that groups have committed in its partitions are deleted too.
+        Afterwards its partitions are no longer reported as away, deletions of topics do
+        not wait for it, and the contents of its data directories are unknown. Its data
+        is not deleted: if it starts again, it registers and is recorded again.
 
-        Durability: on return ZooKeeper has it on a majority of its disks.
+        Durability: on return a majority of the ZooKeeper servers has it on disk.
 
         Args:
-            broker_id: which one.
-            plan: only return what would be deleted.
+            broker_id: id of the broker.
+            plan: only return the records that would be deleted.
             timeout: seconds; None takes `request_timeout_s`.
 
         Raises:
-            BrokerRegisteredError: it is there, and would write its record again.
+            BrokerRegisteredError: it is registered, and would write its record again.
             ClientError: there is no record of it.
             ConfigError: no whole number of 0 or more, or the client has no ZooKeeper.
-            CoordinationError: ZooKeeper cannot be asked; some of it may be removed, and
-                the same call may be made again.
+            CoordinationError: ZooKeeper cannot be asked; some records may be deleted,
+                and the call may be repeated.
 
-        Cancellation: some of it may be removed.
+        Cancellation: some records may be deleted.
         """
         check_whole("broker_id", broker_id, 0)
         here = AdminCall(self._context, await self._context.reach(timeout))
@@ -183,17 +182,17 @@ class AsyncBrokerAdmin:
     async def broker_stats(
         self, broker_id: int, item: str = "", timeout: float | None = None
     ) -> str:
-        """Return what one broker counts, in its own words; `AsyncClient.stats` of one.
+        """Return the text of one broker's statistics, as `AsyncClient.stats` of all.
 
         Args:
-            broker_id: which one; its leader is asked, or else a follower.
+            broker_id: id of the broker; its leader is asked, or else a follower.
             item: "" for the broker itself, or one of MetaQ's items, like `topics`.
             timeout: seconds; None takes `request_timeout_s`.
 
         Raises:
-            NoBrokerError: it is not there.
-            MetaqError: it cannot be asked, or refuses.
-            TypeError, ConfigError: an argument is no number, or no item.
+            NoBrokerError: the broker is not registered.
+            MetaqError: the broker cannot be asked, or refuses.
+            TypeError, ConfigError: an argument is not a number, or not an item.
         """
         check_whole("broker_id", broker_id, 0)
         check_item(item)
@@ -211,22 +210,23 @@ class AsyncBrokerAdmin:
         with_logs: bool = True,
         timeout: float | None = None,
     ) -> tuple[PartitionDescription, ...]:
-        """Return the partitions of topics: where each is, and where its log is.
+        """Return the partitions of topics, with their brokers, log starts and ends.
 
-        In the order of the topics, and then of their numbers; those whose broker is
-        away are among them. One that cannot be asked costs its own figures alone.
+        In the order of the topics, and within each in numeric order; includes
+        partitions whose broker is away. If a broker cannot be asked, only the values
+        that it has are missing.
 
         Args:
-            topics: their names; None: all topics.
-            with_logs: also ask each broker for log start and log end, and what is
-                closed; without it no broker is asked.
+            topics: names of the topics; None: all topics.
+            with_logs: also ask each broker for log starts and ends, and for closed
+                partitions; if False, no broker is asked.
             timeout: seconds; None takes `request_timeout_s`.
 
         Raises:
-            NoBrokerError: no broker serves or has recorded one of the topics; the text
-                names near ones. Or nothing is known of the cluster.
+            NoBrokerError: no broker serves or has recorded one of the topics (the text
+                names similar ones), or nothing is known of the cluster.
             CoordinationError: ZooKeeper cannot be asked.
-            TypeError: `topics` is no list of texts.
+            TypeError: `topics` is not a collection of strings.
         """
         context, deadline_s = self._context, await self._context.reach(timeout)
         if topics is not None:
@@ -267,16 +267,16 @@ class AsyncBrokerAdmin:
     async def wait_until_there(
         self, topics: Collection[str], timeout: float | None = None
     ) -> None:
-        """Return when no partition of some topics is away.
+        """Wait until no partition of some topics is away.
 
         Args:
-            topics: their names.
-            timeout: seconds; None takes `request_timeout_s`, and 0 only looks.
+            topics: names of the topics.
+            timeout: seconds; None takes `request_timeout_s`, 0 only checks.
 
         Raises:
-            PartitionsAwayError: some are still away; the text says what to do.
+            PartitionsAwayError: some are still away; the text names the remedy.
             NoBrokerError: nothing is known of the cluster.
-            TypeError: `topics` is no list of texts.
+            TypeError: `topics` is not a collection of strings.
         """
         require_names("topics", topics)
         deadline_s = await self._context.reach(timeout)
@@ -295,7 +295,7 @@ def _describe_partition(
 ) -> PartitionDescription:
     topic = partition.topic
     start, end = log if isinstance(log, tuple) else (None, None)
-    # An error there is the same broker's, and the same sentence.
+    # If that query failed, so did the one for the log, with the same sentence.
     names = closed.get(address) if address else None
     return PartitionDescription(
         partition=partition,
@@ -315,9 +315,9 @@ def _describe_partition(
 
 
 def nobody_serves(topic: str, known: Collection[str]) -> NoBrokerError:
-    """Return the error of a call that was given a topic without partitions.
+    """Return the error of a call about a topic without partitions.
 
-    The topic may be among those that are known: nodes outlive brokers.
+    The topic may be among the known ones, because nodes outlive brokers.
     """
     others = sorted(set(known) - {topic})[:NAMES_SHOWN_MAX]
     return NoBrokerError(
@@ -362,7 +362,7 @@ async def _brokers(
 
 
 async def _require_gone(here: AdminCall, broker_id: BrokerId) -> BrokerDescription:
-    """Return the broker whose record is to be removed; raises as `forget_broker`."""
+    """Return the broker whose records will be deleted; raises as `forget_broker`."""
     found = await _brokers(here.context, here.deadline_s)
     for broker in found:
         if broker.broker_id == broker_id and broker.is_present:
@@ -373,7 +373,7 @@ async def _require_gone(here: AdminCall, broker_id: BrokerId) -> BrokerDescripti
         if broker.broker_id == broker_id:
             return broker
     if await _offsets_of_broker(here, broker_id):
-        # A Java broker leaves no record; the offsets of its groups stay.
+        # A Java broker leaves no record, but groups have offsets in its partitions.
         return BrokerDescription(broker_id, None, False, (), 0, 0)
     known = ", ".join(str(broker.broker_id) for broker in found) or "none"
     raise ClientError(f"there is no record of broker {broker_id}; brokers are: {known}")
@@ -398,7 +398,7 @@ async def _offsets_of_broker(
 
 
 async def _forget_broker(here: AdminCall, broker_id: BrokerId) -> None:
-    """Delete its records; a call that failed half-way can be repeated."""
+    """Delete the records of a broker; may be repeated after an error."""
     paths, delete, deadline_s = here.paths, here.delete, here.deadline_s
     recorded = await here.children(paths.recorded_topics())
     marked = await here.children(paths.topics_with_status())
@@ -417,7 +417,7 @@ async def _forget_broker(here: AdminCall, broker_id: BrokerId) -> None:
     raise_first(await for_each(forget, nodes))
     groups = await _offsets_of_broker(here, broker_id)
     for group, partitions in groups.items():
-        # Members of the group read other brokers, and commit there.
+        # Members of the group commit only in partitions of other brokers.
         offsets = GroupOffsets(here.coordinator, paths, group=group)
         for partition in partitions:
             await offsets.delete_offset(partition, deadline_s=deadline_s)

@@ -1,8 +1,8 @@
-"""Consumer groups seen from outside: members, owners, lag; their offsets moved.
+"""Reads and changes consumer groups in ZooKeeper: members, owners, offsets and lag.
 
-Nothing here takes part in a group, and a group of Java consumers is as good as one of
-ours: both keep the same nodes. A change is planned first, as values, and written by
-`write_offsets` afterwards, so that a plan can be shown without being carried out.
+Nothing here joins a group. Groups of Java consumers are supported, because they keep
+the same nodes. A change is first planned, as values, and then written by
+`write_offsets`, so that a plan can be shown without being carried out.
 
 Source: docs/metaq-1.4/client.md 4, 13 and 14.
 """
@@ -34,14 +34,14 @@ class PartitionProgress:
 
     partition: TopicPartition
     owner: str | None
-    """The member that owns it; None for no member."""
+    """Member that owns it; None: no member does."""
     is_wanted: bool
-    """Whether a member subscribes to its topic: then it should have an owner."""
+    """Whether a member subscribes to its topic, so that it should have an owner."""
     committed: Offset | None
-    """The group's next offset; None when nothing was ever committed."""
+    """The group's next offset; None: nothing was ever committed."""
     lag: Lag | None
-    """Distance to the log end; from the log start where nothing was ever committed, for
-    there a group begins by default; None when it is not known."""
+    """Distance from the committed offset to the log end; without one, from the log
+    start, where a group begins by default. None: unknown."""
     problem: str | None
     """Reason for an unknown value, in one sentence."""
 
@@ -56,7 +56,7 @@ class GroupDescription:
     partitions: tuple[PartitionProgress, ...]
     """Partitions that it subscribes to, owns or has offsets of; numeric order."""
     where: str | None = None
-    """Filter of its members, or of those that it had; None: they read all messages."""
+    """Filter of its present or last members; None: they read all messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,24 +65,24 @@ class OffsetChange:
 
     partition: TopicPartition
     old: GroupOffset | None
-    """The committed offset; None for none, or where the node holds no offset."""
+    """The committed offset; None: there is none, or its node is unreadable."""
     new: GroupOffset | None
-    """None: it is deleted."""
+    """The offset to write; None: delete it."""
 
 
 class AdminGroup(AdminCall):
-    """One group, during one call of an administrator.
+    """One group during one administration call.
 
-    Every call raises CoordinationError when ZooKeeper cannot be asked.
+    Every method raises CoordinationError if ZooKeeper cannot be asked.
     """
 
     def __init__(self, context: ClientContext, group: str, deadline_s: float) -> None:
-        """Name the group.
+        """Create it; nothing is asked.
 
         Args:
             context: the parts of a started client.
-            group: name of the group; one that never was is empty.
-            deadline_s: when to give up.
+            group: name of the group; an unknown one has no members and offsets.
+            deadline_s: deadline of the call, monotonic.
 
         Raises:
             ConfigError: the client has no ZooKeeper.
@@ -96,14 +96,14 @@ class AdminGroup(AdminCall):
     async def describe(self) -> GroupDescription:
         """Return its members, owners, offsets and lag.
 
-        If a broker cannot be asked, only the lag of its partitions is unknown.
-        Partitions that are away are known from the catalog, and from its offsets.
+        If a broker cannot be asked, only the lag in its partitions is unknown.
+        Partitions that are away are found in the catalog and in the group's offsets.
         """
         deadline_s, offsets = self.deadline_s, self._offsets
         members = await self._members()
         owned = self.paths.group_topics(NodeKind.OWNER, self._group)
         owned_topics = await self.children(owned)
-        # A member may write anything; a topic that cannot exist is left out.
+        # A member may have written anything; illegal names of topics are left out.
         named = {topic for topics in members.values() for topic in topics}
         wanted = set(filter(is_legal_step, named))
         stored = await offsets.topics(deadline_s=deadline_s)
@@ -157,7 +157,7 @@ class AdminGroup(AdminCall):
         )
 
     def _require_broker(self, partition: TopicPartition) -> None:
-        """Fail at once, where a question would be repeated until its deadline."""
+        """Fail at once, because a request would be repeated until its deadline."""
         if self.context.address_of(partition.broker_id) is None:
             raise NoBrokerError(
                 f"{partition}: broker {partition.broker_id} is not registered"
@@ -168,7 +168,7 @@ class AdminGroup(AdminCall):
     ) -> dict[TopicPartition, GroupOffset | PayloadError]:
         """Return its committed offsets, in numeric order.
 
-        Of a node that holds no offset the error is returned.
+        For a node without a readable offset, the value is the error.
 
         Args:
             topics: only of these topics; None: of all.
@@ -193,13 +193,13 @@ class AdminGroup(AdminCall):
     async def choose_goals(
         self, topics: Collection[str] | None, goal: Goal
     ) -> dict[TopicPartition, Goal]:
-        """Return a goal for each partition of some topics, or of all that it has.
+        """Return a goal for each partition of some topics; None: those with offsets.
 
-        Where nothing is committed there is nothing to go back from.
+        To go back some messages, only partitions with a committed offset are returned.
 
         Raises:
-            ClientError: it has committed no offset that says which topics are meant,
-                or from where to go back.
+            ClientError: the group has committed no offset, which is needed to know the
+                topics or to go back from.
             NoBrokerError: no broker serves a topic.
             PartitionsAwayError: the broker of a partition is away.
         """
@@ -226,18 +226,18 @@ class AdminGroup(AdminCall):
     async def plan_reset(
         self, goals: Mapping[TopicPartition, Goal]
     ) -> tuple[OffsetChange, ...]:
-        """Return the changes of offsets that have it go on elsewhere.
+        """Return the offset changes that move the group.
 
         Args:
-            goals: the partitions to move, and where to; a number below 0 is so many
-                messages before the committed offset.
+            goals: partition → goal; a negative number goes back so many messages from
+                the committed offset.
 
         Raises:
-            ClientError: an offset outside the log, or within a message; or nothing is
-                committed to go back from.
-            CannotAnswerError: a time, of a broker that knows none.
-            NoBrokerError: the broker of a partition is not there.
-            CorruptRecordError: the broker names damage at an offset.
+            ClientError: an offset is outside the log or within a message, or there is
+                no committed offset to go back from.
+            CannotAnswerError: the goal is a time, which a MetaQ 1.4 broker cannot find.
+            NoBrokerError: the broker of a partition is not registered.
+            CorruptRecordError: the broker reports damage at an offset.
             WireError: the broker refuses to answer.
         """
         context, deadline_s = self.context, self.deadline_s
@@ -262,29 +262,29 @@ class AdminGroup(AdminCall):
         return tuple(raise_first(await for_each(plan, sorted(goals))))
 
     async def _read_old(self, partition: TopicPartition) -> GroupOffset | None:
-        """Return the offset that is replaced; None where the node holds none."""
+        """Return the offset that is replaced; None: none, or an unreadable one."""
         try:
             return await self._offsets.read_offset(
                 partition, deadline_s=self.deadline_s
             )
         except PayloadError:
-            # Its members cannot begin: writing an offset is the remedy.
+            # Members fail on such a node; writing an offset repairs it.
             return None
 
     async def plan_copy(
         self, source: str, topics: Collection[str] | None
     ) -> tuple[OffsetChange, ...]:
-        """Return the changes of offsets that have it go on where another group is.
+        """Return the changes that copy the offsets of another group.
 
-        Offsets that it has beyond those stay.
+        Offsets of this group in other partitions stay.
 
         Args:
-            source: the group whose offsets are read.
+            source: group whose offsets are copied.
             topics: only of these topics; None: of all.
 
         Raises:
             ClientError: there is nothing to copy.
-            PayloadError: a node of the source holds no offset.
+            PayloadError: a node of the source has no readable offset.
         """
         other = AdminGroup(self.context, source, self.deadline_s)
         found = await other.read_offsets(topics)
@@ -315,10 +315,10 @@ class AdminGroup(AdminCall):
     # -- writing ----------------------------------------------------------------------
 
     async def require_idle(self, topics: Collection[str] | None) -> None:
-        """Refuse to move it while it reads: it goes on where it is, and overwrites.
+        """Refuse changes while members read, whose commits would overwrite them.
 
         Raises:
-            GroupInUseError: a member subscribes to one of the topics; None: to any.
+            GroupInUseError: a member subscribes to one of the topics (None: any).
         """
         live = [
             name
@@ -333,13 +333,13 @@ class AdminGroup(AdminCall):
             )
 
     async def write_offsets(self, changes: Sequence[OffsetChange]) -> None:
-        """Carry out a plan; each partition by itself.
+        """Write the changes of a plan, each partition independently.
 
-        Durability: on return ZooKeeper has all of it on a majority of its disks. After
-        an error some of it is written; the same plan may be carried out again.
+        Durability: on return a majority of the ZooKeeper servers has all changes on
+        disk. After an error some are written; the plan may be written again.
 
         Raises:
-            CoordinationError: some could not be written; the text counts them.
+            CoordinationError: some could not be written; the text has their number.
         """
         wanted = {change.partition: change.new for change in changes}
         offsets, deadline_s = self._offsets, self.deadline_s
@@ -359,11 +359,11 @@ class AdminGroup(AdminCall):
             ) from error
 
     async def delete_group(self) -> None:
-        """Delete it without members: its filter and committed offsets, then its nodes.
+        """Delete a group without members: its filter, committed offsets and nodes.
 
         Raises:
-            GroupInUseError: a member has joined, or has ended without a farewell, and
-                its session is not over yet.
+            GroupInUseError: a member has joined, or was killed and its session has not
+                ended yet.
         """
         paths, group, delete = self.paths, self._group, self.delete
 
@@ -374,7 +374,7 @@ class AdminGroup(AdminCall):
             await delete(parent)
 
         try:
-            # First the parent of the members: it cannot be deleted once one has joined.
+            # First the parent of the members: this fails if a member has joined.
             await delete(paths.members(group))
             await delete(paths.group_filter(group))
             await delete_parents(NodeKind.OWNER)

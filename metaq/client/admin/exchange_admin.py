@@ -1,4 +1,4 @@
-"""Calls about exchanges: made, deleted, bound, and where a message would go."""
+"""Administration calls about exchanges and bindings."""
 
 import asyncio
 from collections.abc import Mapping
@@ -48,9 +48,10 @@ from metaq.zk.znodes import Node
 
 Kind: TypeAlias = Literal["direct", "fanout", "topic", "headers"]
 ASK_S_MAX: Final = 1.0
-"""Time for one of them: a broker that has gone is there for a while yet."""
+"""Time-out of one request to a broker, in seconds; one that has just ended is still
+registered for a while."""
 POLL_S: Final = 0.02
-"""Pause between questions whether the brokers have a change."""
+"""Interval between checks whether the brokers have a change, in seconds."""
 
 
 class AsyncExchangeAdmin(AsyncScheduledAdmin):
@@ -77,9 +78,9 @@ class AsyncExchangeAdmin(AsyncScheduledAdmin):
         }
 
     async def unread_definitions(self, timeout: float | None = None) -> tuple[str, ...]:
-        """Return what `queue_groups` and `exchanges` leave out, a sentence for each.
+        """Return a sentence for each definition that this version cannot read.
 
-        Those are definitions that this version cannot read: a newer one has made them.
+        A newer version has made them; `queue_groups` and `exchanges` leave them out.
 
         Args:
             timeout: seconds; None takes `request_timeout_s`.
@@ -119,12 +120,12 @@ class AsyncExchangeAdmin(AsyncScheduledAdmin):
         alternate: str | None = None,
         timeout: float | None = None,
     ) -> ExchangeDefinition:
-        """Make an exchange, and wait until the brokers serve it.
+        """Create an exchange, and wait until the brokers serve it.
 
         Args:
-            exchange: its name, which is no topic's.
-            kind: "direct": bindings name the routing key; "fanout": all of them match;
-                "topic": they have patterns; "headers": they name headers.
+            exchange: name of the exchange; must not be the name of a topic.
+            kind: "direct": bindings have a routing key; "fanout": all bindings match;
+                "topic": bindings have a pattern; "headers": bindings have headers.
             alternate: an existing topic for messages that match no binding.
             timeout: seconds; None takes `request_timeout_s`.
 
@@ -132,16 +133,16 @@ class AsyncExchangeAdmin(AsyncScheduledAdmin):
             Its definition.
 
         Raises:
-            ExchangeError: there is one of that name, or a topic.
-            ConfigError: a name or kind that cannot be, or no such alternate topic; or
-                the client has no ZooKeeper.
-            NoExchangesError: a broker is an older one; nothing was made.
-            RequestTimeoutError: not all brokers have it in time; it is made.
-            CoordinationError: ZooKeeper cannot be asked, or another client has made it
-                at this moment.
-            TypeError: an argument of another type; the text names it.
+            ExchangeError: an exchange or topic of that name exists.
+            ConfigError: a name or the kind is invalid, the alternate topic does not
+                exist, or the client has no ZooKeeper.
+            NoExchangesError: a broker has an older version; nothing was created.
+            RequestTimeoutError: some brokers did not have it in time; it is created.
+            CoordinationError: ZooKeeper cannot be asked, or another client created it
+                at the same time.
+            TypeError: an argument has a wrong type; the text names it.
 
-        Cancellation: it may be made.
+        Cancellation: it may be created.
         """
         check_topic(exchange, "exchange")
         if is_internal(exchange):
@@ -164,7 +165,7 @@ class AsyncExchangeAdmin(AsyncScheduledAdmin):
             raise ExchangeError(f"exchange '{exchange}': a topic has that name")
         if alternate is not None:
             await here.require_served(alternate)
-        await here.unbind_all(exchange)  # its deletion may have ended half-way
+        await here.unbind_all(exchange)  # an earlier deletion may be incomplete
         path, data = here.paths.exchange(exchange), encode_exchange(definition)
         await here.write_with(alternate, path, data, version)
         await here.wait_in_effect(exchange)
@@ -178,15 +179,15 @@ class AsyncExchangeAdmin(AsyncScheduledAdmin):
         The topics stay.
 
         Args:
-            exchange: its name.
+            exchange: name of the exchange.
             timeout: seconds; None takes `request_timeout_s`.
 
         Raises:
-            ExchangeError: there is none.
+            ExchangeError: there is no such exchange.
             ConfigError: the client has no ZooKeeper.
-            RequestTimeoutError: not all brokers know in time; it is deleted.
+            RequestTimeoutError: some brokers still had it at the end; it is deleted.
             CoordinationError: ZooKeeper cannot be asked.
-            TypeError: the name is no text.
+            TypeError: the name is not a string.
         """
         here = await _reach(self._context, timeout)
         old = await here.find(exchange)
@@ -205,17 +206,17 @@ class AsyncExchangeAdmin(AsyncScheduledAdmin):
         match: Literal["all", "any"] = "all",
         timeout: float | None = None,
     ) -> Binding:
-        """Have messages of an exchange go to a topic, and wait until brokers do so.
+        """Bind an exchange to a topic, and wait until the brokers route accordingly.
 
-        To bind twice is to bind once.
+        An existing binding is not an error.
 
         Args:
-            exchange: its name.
-            topic: an existing one, which all brokers serve.
-            key: the routing key of a direct exchange; the pattern of a topic exchange:
-                words with dots between them, `*` is one word, `#` any number of them.
-            headers: of a headers exchange, name and value; None is any value.
-            match: whether all headers have to be there, or one of them.
+            exchange: name of the exchange.
+            topic: an existing topic, which all brokers serve.
+            key: routing key for a direct exchange; pattern for a topic exchange: words
+                separated by dots, `*` for one word, `#` for any number of words.
+            headers: name → value for a headers exchange; None matches any value.
+            match: whether all headers must match, or any of them.
             timeout: seconds; None takes `request_timeout_s`.
 
         Returns:
@@ -223,12 +224,12 @@ class AsyncExchangeAdmin(AsyncScheduledAdmin):
 
         Raises:
             ExchangeError: there is no such exchange, or it has too many bindings.
-            ConfigError: a binding that such an exchange cannot have, or a topic that a
-                broker does not serve; or the client has no ZooKeeper.
-            NoExchangesError: a broker is an older one; nothing was bound.
-            RequestTimeoutError: not all brokers have it in time; it is bound.
+            ConfigError: the binding is invalid for this exchange, a broker does not
+                serve the topic, or the client has no ZooKeeper.
+            NoExchangesError: a broker has an older version; nothing was bound.
+            RequestTimeoutError: some brokers did not have it in time; it is bound.
             CoordinationError: ZooKeeper cannot be asked.
-            TypeError: an argument of another type; the text names it.
+            TypeError: an argument has a wrong type; the text names it.
 
         Cancellation: it may be bound.
         """
@@ -260,10 +261,10 @@ class AsyncExchangeAdmin(AsyncScheduledAdmin):
         match: Literal["all", "any"] = "all",
         timeout: float | None = None,
     ) -> bool:
-        """Take a binding back, and wait until brokers have.
+        """Delete a binding, and wait until the brokers no longer use it.
 
         Args:
-            exchange: this and the others are as in `bind`.
+            exchange: as in `bind`, like the other arguments.
             topic: likewise.
             key: likewise.
             headers: likewise.
@@ -295,20 +296,20 @@ class AsyncExchangeAdmin(AsyncScheduledAdmin):
         """Return the bindings that a message would match; nothing is sent.
 
         Args:
-            exchange: its name.
-            routing_key: of the message.
-            headers: names and bytes of the message.
+            exchange: name of the exchange.
+            routing_key: routing key of the message.
+            headers: names and values of the message's headers.
             timeout: seconds; None takes `request_timeout_s`.
 
         Returns:
-            By topic; a topic may come more than once, and gets the message once. ():
-            it matches none.
+            Matching bindings by topic; () if none matches. A topic with several of them
+            gets the message once.
 
         Raises:
             ExchangeError: there is no such exchange, or a binding cannot be read.
             ConfigError: the client has no ZooKeeper, or too many patterns may match.
             CoordinationError: ZooKeeper cannot be asked.
-            TypeError: an argument of another type; the text names it.
+            TypeError: an argument has a wrong type; the text names it.
         """
         require_text("routing_key", routing_key)
         pairs = list_headers(headers) if headers else ()
@@ -348,11 +349,14 @@ class _Exchanges(AdminCall):
 
     @property
     def there(self) -> Mapping[BrokerId, BrokerAddress]:
-        """Leaders of the brokers that are there now."""
+        """Addresses of the registered leaders."""
         return self.context.metadata.snapshot.leaders()
 
     async def look(self, exchange: str) -> tuple[int | None, ExchangeDefinition | None]:
-        """Return the version of the node of an exchange, and its definition."""
+        """Return the version of an exchange's node, and its definition.
+
+        None for a missing node; no definition if it is deleted.
+        """
         check_topic(exchange, "exchange")
         node = await self.get(self.paths.exchange(exchange))
         if node is None:
@@ -376,7 +380,7 @@ class _Exchanges(AdminCall):
         )
 
     async def sending_to(self, topic: str) -> list[str]:
-        """Return the exchanges that send to a topic, or may: they cannot be read."""
+        """Return the exchanges that send to a topic, or may: unreadable ones."""
         rests = await self.values(self.paths.exchanges(), partial(sends_rest_to, topic))
         found = []
         for name, is_sent in rests.items():
@@ -393,7 +397,7 @@ class _Exchanges(AdminCall):
     # -- brokers
 
     async def brokers_of(self, topic: str) -> set[BrokerId] | None:
-        """Return the brokers that serve a topic; None where there is no such topic."""
+        """Return the brokers that serve a topic; None if there is no such topic."""
         recorded = await self.children(self.paths.recorded_topic(topic))
         node = await self.get(self.paths.topic_definition(topic))
         found = {BrokerId(int(name)) for name in recorded if name.isdecimal()}
@@ -402,7 +406,7 @@ class _Exchanges(AdminCall):
         return found.union(filter(decode_definition(node.data).names, self.there))
 
     async def require_served(self, topic: str) -> Node | None:
-        """Refuse a topic that is not there, or not on all brokers.
+        """Refuse a topic that does not exist, or that a broker does not serve.
 
         Returns:
             The node of its definition; None: it has none.
@@ -423,13 +427,13 @@ class _Exchanges(AdminCall):
     async def write_with(
         self, topic: str | None, path: str, data: bytes, version: int | None
     ) -> None:
-        """Write a node that sends messages to a topic, if the topic stays.
+        """Write a node that routes messages to a topic, unless the topic is deleted.
 
-        In one transaction the topic's definition is written as it was read: so its
-        deletion, which writes that in the place of what it read before it looked for
-        bindings, comes before this, which is refused then, or is refused itself. A
-        topic without a definition is of a `server.ini`, and not deleted while that has
-        it.
+        The same transaction writes the topic's definition unchanged, which increases
+        its version. `delete_topic` reads the definition before it looks for bindings,
+        and writes it with the version read. So of a deletion and this call at the same
+        time, the second one to write is refused. A topic without a definition is
+        defined in a `server.ini`, and cannot be deleted while that defines it.
         """
         while True:
             node = await self.require_served(topic) if topic is not None else None
@@ -449,9 +453,9 @@ class _Exchanges(AdminCall):
                 return
 
     async def require_exchanges(self) -> None:
-        """Refuse before anything is written: an exchange is on every broker.
+        """Refuse, before anything is written, if a broker does not support exchanges.
 
-        A topic of an older one may have its name, too; that keeps no record of them.
+        An exchange is on every broker; an older broker may have a topic of its name.
         """
         await all_of(map(self._require_on, self.there.values()))
 
@@ -459,7 +463,7 @@ class _Exchanges(AdminCall):
         try:
             capabilities = (await self._connect(address)).capabilities
         except (NoBrokerError, RequestTimeoutError):
-            return  # it is waited for later
+            return  # `wait_in_effect` waits for it
         if not capabilities.exchanges:
             raise NoExchangesError(
                 f"broker at {address} has no exchanges: its version is"
@@ -467,7 +471,7 @@ class _Exchanges(AdminCall):
             )
 
     async def wait_in_effect(self, exchange: str, *, is_deleted: bool = False) -> None:
-        """Wait until the brokers that are there, and have any, have what is written."""
+        """Wait until all registered brokers that support exchanges have the change."""
         done = set[BrokerId]()
         while True:
             names = await self.children(self.paths.bindings(exchange))
@@ -490,7 +494,7 @@ class _Exchanges(AdminCall):
     async def _is_on(
         self, address: BrokerAddress, exchange: str, wanted: str | None
     ) -> bool:
-        """Return whether a broker has that checksum of an exchange; None: has none."""
+        """Return whether a broker has an exchange with a checksum; None: lacks it."""
         try:
             if not (await self._connect(address)).capabilities.exchanges:
                 return True
@@ -513,7 +517,7 @@ class _Exchanges(AdminCall):
 async def exchanges_to(
     context: ClientContext, topic: str, timeout: float | None
 ) -> list[str]:
-    """Return the exchanges that send to a topic, or name it and cannot be read.
+    """Return the exchanges that send to a topic, or may because they are unreadable.
 
     Raises:
         CoordinationError: ZooKeeper cannot be asked.

@@ -1,7 +1,7 @@
-"""Calls about consumer groups: seen from outside, moved, copied and deleted.
+"""Administration calls about consumer groups.
 
-None of them takes part in a group, and a group of Java consumers is as good as one of
-ours: both keep the same nodes in ZooKeeper.
+They describe groups, and reset, copy and delete their offsets, without joining them.
+Groups of Java consumers are supported, because they keep the same nodes in ZooKeeper.
 """
 
 from collections.abc import Collection, Mapping
@@ -28,7 +28,7 @@ ResetTo: TypeAlias = (
     | Mapping[TopicPartition, int]
     | Mapping[str, int]
 )
-"""Place at which a group goes on; `AsyncAdmin.reset_offsets` has the meanings."""
+"""New offsets of a group; `AsyncAdmin.reset_offsets` explains the forms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,18 +36,18 @@ class SettledGroup:
     """Branches of a group's exactly-once batches that were found prepared."""
 
     committed: int
-    """Branches of dead members that were decided; they are committed now."""
+    """Number of decided branches of dead members, which were committed."""
     rolled_back: int
-    """Branches of dead members that were not decided; they are rolled back now."""
+    """Number of undecided branches of dead members, which were rolled back."""
     living: Mapping[str, int]
-    """Member that is alive → its branches, which it ends itself."""
+    """Living member → number of its branches, which it ends itself."""
 
 
 class AsyncGroupAdmin(AsyncBrokerAdmin):
     """The part of `AsyncAdmin` about consumer groups; needs ZooKeeper."""
 
     async def groups(self, timeout: float | None = None) -> tuple[str, ...]:
-        """Return the names of all groups that there have ever been, ascending.
+        """Return the names of all groups ever used and not deleted, ascending.
 
         Args:
             timeout: seconds; None takes `request_timeout_s`.
@@ -64,17 +64,17 @@ class AsyncGroupAdmin(AsyncBrokerAdmin):
     ) -> GroupDescription:
         """Return a group's members, and its owner, offset and lag in each partition.
 
-        Joins nothing. One that never was is empty. Where a broker cannot be asked, or
-        is away, only the lag in its partitions is not known.
+        Does not join the group. An unknown group has no members and no partitions. If a
+        broker cannot be asked, or is away, only the lag in its partitions is unknown.
 
         Args:
-            group: its name.
+            group: name of the group.
             timeout: seconds; None takes `request_timeout_s`.
 
         Raises:
             ConfigError: the client has no ZooKeeper.
             CoordinationError: ZooKeeper cannot be asked.
-            TypeError: the name is no text.
+            TypeError: the name is not a string.
         """
         return await (await self._reach_group(group, timeout)).describe()
 
@@ -84,20 +84,20 @@ class AsyncGroupAdmin(AsyncBrokerAdmin):
         topics: Collection[str] | None = None,
         timeout: float | None = None,
     ) -> dict[TopicPartition, GroupOffset | MetaqError]:
-        """Return the offsets that a group has committed, partitions in numeric order.
+        """Return the committed offsets of a group, partitions in numeric order.
 
-        No broker is asked. Where a node of ZooKeeper holds no offset, the value is the
-        error that a member would get.
+        No broker is asked. For a ZooKeeper node without a readable offset, the value is
+        the error that a member would get.
 
         Args:
-            group: its name.
-            topics: only of these; None: of all.
+            group: name of the group.
+            topics: only of these topics; None: of all.
             timeout: seconds; None takes `request_timeout_s`.
 
         Raises:
             ConfigError: the client has no ZooKeeper.
             CoordinationError: ZooKeeper cannot be asked.
-            TypeError: a name is no text.
+            TypeError: a name is not a string.
         """
         _check_topics(topics)
         here = await self._reach_group(group, timeout)
@@ -114,38 +114,38 @@ class AsyncGroupAdmin(AsyncBrokerAdmin):
         force: bool = False,
         timeout: float | None = None,
     ) -> Changes:
-        """Have a group go on elsewhere, and return each old and new offset.
+        """Change the committed offsets of a group; return each old and new offset.
 
-        Durability: on return ZooKeeper has it on a majority of its disks. Partitions
-        are written one by one: after an error some are, and the same call may be made
-        again (but for `-n`, which counts from what is committed then).
+        Durability: on return a majority of the ZooKeeper servers has them on disk. Each
+        partition is written by itself: after an error some are written, and the call
+        may be repeated (except for `-n`, which counts from the offset committed then).
 
         Args:
-            group: its name; one that never was is made.
-            to: "earliest" or "latest", the ends of each log; a `datetime`, the first
-                message of that time or later; `-n`, n messages back from the committed
-                offset, no further than the log start; or `{partition: offset}`, the
-                start of a message.
-            topics: move it in all partitions of these; None: of those in which it has
-                committed. With `-n` partitions without an offset are left out.
-            partitions: move it in these alone; names like "0-3" are of the one topic.
+            group: name of the group; an unknown one is created.
+            to: "earliest" or "latest", start or end of each log; a `datetime`, the
+                first message of that time or later; `-n`, n messages back from the
+                committed offset, at most to the log start; or `{partition: offset}`,
+                each at the start of a message.
+            topics: change all partitions of these; None: of topics in which the group
+                has committed. With `-n`, only partitions with a committed offset.
+            partitions: change only these; names like "0-3" need exactly one topic.
             plan: only return what would change.
-            force: although members read, who overwrite it with their next commit.
+            force: do so even if members read, whose next commits overwrite it.
             timeout: seconds; None takes `request_timeout_s`.
 
         Raises:
             GroupInUseError: a member subscribes to one of the topics.
-            ClientError: no message begins at the offset, it is outside the log, or
-                nothing is committed that says from where or where to go.
-            CannotAnswerError: a time, of a broker that knows none.
+            ClientError: no message begins at the offset, it is outside the log, or a
+                committed offset is missing, to know the topics or to go back from.
+            CannotAnswerError: `to` is a time, which a MetaQ 1.4 broker cannot find.
             NoBrokerError: no broker serves a topic or a partition.
-            PartitionsAwayError: the broker of a partition is away; name `partitions`.
-            ConfigError: a name or `to` that cannot be, or the client has no ZooKeeper.
-            CoordinationError: ZooKeeper cannot be asked, or not all is written.
-            TypeError: an argument of another type; the text names it.
+            PartitionsAwayError: the broker of a partition is away; use `partitions`.
+            ConfigError: a name or `to` is invalid, or the client has no ZooKeeper.
+            CoordinationError: ZooKeeper cannot be asked, or some are not written.
+            TypeError: an argument has a wrong type; the text names it.
             MetaqError: a broker cannot be asked; nothing is written.
 
-        Cancellation: some of it may be written.
+        Cancellation: some may be written.
         """
         require_text("group", group)
         check_group_node(group)
@@ -176,28 +176,28 @@ class AsyncGroupAdmin(AsyncBrokerAdmin):
         force: bool = False,
         timeout: float | None = None,
     ) -> Changes:
-        """Have one group go on where another is, and return each old and new offset.
+        """Copy the committed offsets of a group; return each old and new offset.
 
-        Offsets that the target has beyond those of the source stay. Durability and
-        repeats are as of `reset_offsets`.
+        Offsets of the target in other partitions stay. Durability and repetition are as
+        for `reset_offsets`.
 
         Args:
-            source: the group whose offsets are read; it may have members.
-            target: the group that gets them; one that never was is made.
-            topics: only of these; None: of all.
+            source: group whose offsets are copied; it may have members.
+            target: group that gets the offsets; an unknown one is created.
+            topics: only of these topics; None: of all.
             plan: only return what would change.
-            force: although members of the target read, who overwrite it.
+            force: do so even if members of the target read, who overwrite it.
             timeout: seconds; None takes `request_timeout_s`.
 
         Raises:
             GroupInUseError: a member of the target subscribes to one of the topics.
             ClientError: the source has committed nothing there.
-            ConfigError: a name that cannot be, or the client has no ZooKeeper.
-            CoordinationError: ZooKeeper cannot be asked, a node of the source holds no
-                offset, or not all is written.
-            TypeError: a name is no text.
+            ConfigError: a name is invalid, or the client has no ZooKeeper.
+            CoordinationError: ZooKeeper cannot be asked, a node of the source has no
+                readable offset, or some are not written.
+            TypeError: a name is not a string.
 
-        Cancellation: some of it may be written.
+        Cancellation: some may be written.
         """
         require_text("source", source)
         require_text("target", target)
@@ -217,28 +217,28 @@ class AsyncGroupAdmin(AsyncBrokerAdmin):
         plan: bool = False,
         timeout: float | None = None,
     ) -> Changes:
-        """Delete offsets that a group has committed, and return them.
+        """Delete committed offsets of a group, and return them.
 
-        Where it has none a group begins as a new one does. After an error some are
-        deleted; the same call may be made again.
+        In partitions without an offset a group begins as a new one does. After an error
+        some are deleted, and the call may be repeated.
 
         Args:
-            group: its name.
-            topics: only of these; None: of all.
-            partitions: only of these; names like "0-3" are of the one topic.
+            group: name of the group.
+            topics: only of these topics; None: of all.
+            partitions: only of these; names like "0-3" need exactly one topic.
             plan: only return what would be deleted.
             timeout: seconds; None takes `request_timeout_s`.
 
         Returns:
-            () where nothing is committed.
+            The deletions; () if nothing is committed.
 
         Raises:
             GroupInUseError: a member subscribes to one of the topics.
-            ConfigError: a name that cannot be, or the client has no ZooKeeper.
-            CoordinationError: ZooKeeper cannot be asked, or not all is deleted.
-            TypeError: a name is no text.
+            ConfigError: a name is invalid, or the client has no ZooKeeper.
+            CoordinationError: ZooKeeper cannot be asked, or some are not deleted.
+            TypeError: a name is not a string.
 
-        Cancellation: some of it may be deleted.
+        Cancellation: some may be deleted.
         """
         _check_topics(topics)
         here = await self._reach_group(group, timeout)
@@ -254,27 +254,27 @@ class AsyncGroupAdmin(AsyncBrokerAdmin):
     ) -> Changes:
         """Delete a group with its committed offsets, and return these.
 
-        If it comes back it begins as a new group does. What it has written exactly once
-        is settled first, as by `settle_group`: a batch that is decided is committed
-        before its decision is deleted. After an error some of it is deleted; the same
-        call may be made again.
+        If it is used again, it begins as a new group. Its exactly-once transactions are
+        settled first, as by `settle_group`: a decided batch is committed before its
+        decision is deleted. After an error some nodes are deleted, and the call may be
+        repeated.
 
         Args:
-            group: its name.
+            group: name of the group.
             plan: only return what would be deleted.
             timeout: seconds; None takes `request_timeout_s`.
 
         Raises:
-            GroupInUseError: a member is there, or one that was killed still owns
-                partitions, or may decide, until its session ends.
-            ClientError: there is no such group; the text names those there are.
+            GroupInUseError: the group has a member, or a killed one, which still owns
+                partitions or may decide until its session ends.
+            ClientError: there is no such group; the text names the existing ones.
             TransactionInDoubtError: it has written exactly once, and a recorded broker
                 does not confirm that nothing stays prepared. Nothing is deleted.
             ConfigError: the client has no ZooKeeper.
-            CoordinationError: ZooKeeper cannot be asked, or not all is deleted.
-            TypeError: the name is no text.
+            CoordinationError: ZooKeeper cannot be asked, or some is not deleted.
+            TypeError: the name is not a string.
 
-        Cancellation: some of it may be deleted.
+        Cancellation: some nodes may be deleted.
         """
         here = await self._reach_group(group, timeout)
         known = await self.groups(timeout)
@@ -290,28 +290,28 @@ class AsyncGroupAdmin(AsyncBrokerAdmin):
         return changes
 
     async def _reach_group(self, group: str, timeout: float | None) -> AdminGroup:
-        """Wait until ZooKeeper can be asked about a group."""
+        """Return the group once ZooKeeper can be asked."""
         require_text("group", group)
         return AdminGroup(self._context, group, await self._context.reach(timeout))
 
     async def settle_group(
         self, group: str, timeout: float | None = None
     ) -> SettledGroup:
-        """End what dead members that wrote exactly once have left, as was decided.
+        """End exactly-once transactions of dead members, as they were decided.
 
-        At all brokers, what ZooKeeper says was decided is committed, and the rest is
-        rolled back. What members have that are alive stays theirs.
+        On all brokers, branches with a decision in ZooKeeper are committed, and the
+        others are rolled back. Branches of living members are not touched.
 
         Args:
             group: name of the group.
             timeout: seconds; None takes `request_timeout_s`.
 
         Returns:
-            The numbers of branches that were ended, and those of living members.
+            The numbers of branches that were ended, and of those of living members.
 
         Raises:
-            TransactionInDoubtError: something stays prepared, or a recorded broker does
-                not confirm that nothing is left.
+            TransactionInDoubtError: a branch stays prepared, or a recorded broker does
+                not confirm that none does.
             ConfigError: the client has no ZooKeeper.
             CoordinationError: ZooKeeper cannot be asked; some may be ended.
         """
@@ -326,7 +326,7 @@ class AsyncGroupAdmin(AsyncBrokerAdmin):
 async def _write(
     group: AdminGroup, changes: Changes, *, plan: bool, force: bool = False
 ) -> None:
-    """Carry out a plan, unless a member would overwrite it."""
+    """Write a plan (unless `plan`); refuse if a member reads (unless `force`)."""
     if not force:
         await group.require_idle({change.partition.topic for change in changes})
     if not plan:
@@ -341,14 +341,14 @@ def _check_topics(topics: Collection[str] | None) -> None:
 def _named(
     partitions: Collection[TopicPartition | str], topics: Collection[str] | None
 ) -> set[TopicPartition]:
-    """Return partitions that an argument names, within the topics of the call."""
+    """Return the partitions of an argument; short names are of the one topic."""
     return {as_partition(each, topics or ()) for each in partitions}
 
 
 def _check_goal(
     to: ResetTo, topics: Collection[str]
 ) -> Goal | dict[TopicPartition, Goal]:
-    """Return the goal of all partitions, or that of each."""
+    """Return the goal of all partitions, or of each; refuse an invalid `to`."""
     if isinstance(to, Mapping):
         for partition, offset in to.items():
             check_offset(f"to: offset of {partition}", offset)

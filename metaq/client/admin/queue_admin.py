@@ -1,4 +1,4 @@
-"""Calls about queue groups: what there is, and how far it is on each broker."""
+"""Administration calls about queue groups and their progress on each broker."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,38 +26,37 @@ Then: TypeAlias = Literal["dead_letter", "drop"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueDescription:
-    """A queue group on one partition; its counters are of this life of the broker."""
+    """A queue group on one partition; counters are since the start of the broker."""
 
     partition: TopicPartition
     floor: int
     """Offset below which every message is done."""
     end: int
-    """End of the partition's log."""
+    """Log end offset of the partition."""
     read_offset: int | None = None
-    """Offset from which on no message was looked at for the workers; None: at the
-    floor."""
+    """Offset of the first message not read for the workers yet; None: the floor."""
     unread_count: int | None = None
-    """Messages from there to the end, with any that were done before the broker began;
-    None if it is not known."""
+    """Number of messages from there to the end, including any done before the broker
+    started; None if unknown."""
     open_count: int = 0
-    """Messages that were looked at and are not done."""
+    """Number of messages that were read and are not done."""
     ready_count: int = 0
-    """Of these, messages that can be given out now."""
+    """Number of open messages that can be delivered now."""
     delayed_count: int = 0
-    """Of these, messages that wait for the end of their delay."""
+    """Number of open messages that wait for the end of a delay."""
     done_count: int = 0
-    """Messages that are done: handled, passed over, dropped or dead."""
+    """Number of done messages: handled, passed over, dropped or dead."""
     passed_count: int = 0
-    """Of these, messages that are not the group's, by its filter."""
+    """Number of done messages that the group's filter passed over."""
     expired_count: int = 0
-    """Leases that ended before their messages were settled."""
+    """Number of leases that ended before their messages were settled."""
     letter_count: int = 0
-    """Messages that were given up: stored as dead letters, or dropped."""
+    """Number of messages given up: stored as dead letters, or dropped."""
     held: Mapping[str, int] = field(default_factory=no_items)
-    """Worker → messages that it has; those that have most."""
+    """Worker → number of messages leased to it, of the workers with most."""
     oldest_s: float | None = None
-    """Age of the message at the floor, the oldest one that is not done; 0.0 without
-    one, None if it is not known."""
+    """Age of the oldest message that is not done, at the floor; 0.0: there is none,
+    None: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +66,10 @@ class QueueGroupDescription:
     group: str
     definition: QueueGroupDefinition
     queues: tuple[QueueDescription, ...]
-    """By partition, those that have had a message; a broker may not have heard of a new
-    group for a second."""
+    """Progress on each partition that has had a message, by partition. A broker may
+    know a new group only after a second."""
     problems: tuple[str, ...]
-    """One sentence for each broker, or partition, that is away."""
+    """One sentence for each partition that is away and broker that cannot be asked."""
 
 
 class AsyncQueueAdmin(AsyncGroupAdmin):
@@ -94,18 +93,18 @@ class AsyncQueueAdmin(AsyncGroupAdmin):
     async def describe_queue_group(
         self, group: str, timeout: float | None = None
     ) -> QueueGroupDescription:
-        """Return a queue group, and how far it is.
+        """Return a queue group and its progress.
 
         Args:
-            group: its name.
+            group: name of the group.
             timeout: seconds; None takes `request_timeout_s`.
 
         Raises:
-            ClientError: there is no such group; the text names those there are.
+            ClientError: there is no such group; the text names the existing ones.
             ConfigError: the client has no ZooKeeper.
-            CoordinationError: ZooKeeper cannot be asked, or a newer version has made
+            CoordinationError: ZooKeeper cannot be asked, or a newer version has created
                 the group.
-            TypeError: the name is no text.
+            TypeError: the name is not a string.
         """
         require_text("group", group)
         context = self._context
@@ -153,15 +152,15 @@ class AsyncQueueAdmin(AsyncGroupAdmin):
         where: str | None = None,
         timeout: float | None = None,
     ) -> QueueGroupDefinition:
-        """Make a queue group; its first worker would make it as well.
+        """Create a queue group; otherwise its first worker creates it.
 
         Args:
-            group: its name.
-            topic: the one that it is of, which exists.
-            lease_s: this and the others are as in `QueueOptions`.
+            group: name of the group.
+            topic: topic whose messages it gets; must exist.
+            lease_s: as in `QueueOptions`, like the other options.
             deliveries_max: likewise.
-            then: "drop", or a dead-letter topic.
-            dead_letter_topic: a topic that exists; needed without `then="drop"`.
+            then: "drop" or "dead_letter".
+            dead_letter_topic: an existing topic; required unless `then="drop"`.
             retry_delays_s: likewise.
             ordered_by: likewise.
             start: likewise.
@@ -169,15 +168,15 @@ class AsyncQueueAdmin(AsyncGroupAdmin):
             timeout: seconds; None takes `request_timeout_s`.
 
         Raises:
-            QueueGroupError: it is there, or the name is a log group's.
-            ExchangeError: a topic of it is an exchange.
-            ConfigError: a name or an option that cannot be; a topic that is not there;
-                nothing says what becomes of a message that is given up; or the client
-                has no ZooKeeper.
+            QueueGroupError: the group exists, or the name is a log group's.
+            ExchangeError: one of the topics is an exchange.
+            ConfigError: a name or an option is invalid, a topic does not exist, the
+                options do not say what happens to messages that are given up, or the
+                client has no ZooKeeper.
             CoordinationError: ZooKeeper cannot be asked.
-            TypeError: an argument of another type; the text names it.
+            TypeError: an argument has a wrong type; the text names it.
 
-        Cancellation: it may be made.
+        Cancellation: it may be created.
         """
         check_group(group)
         check_topic(topic)
@@ -209,29 +208,28 @@ class AsyncQueueAdmin(AsyncGroupAdmin):
     ) -> QueueGroupDefinition:
         """Change options of a queue group, from the next delivery on.
 
-        Its topic, order and start stay as they are: they say what is done. A new filter
-        is of messages that were not looked at yet; what the old one passed over is
-        done, and does not come.
-        Workers that repeat an option have to say the new value when they start again.
+        Topic, order and start cannot be changed, because the group's progress depends
+        on them. A new filter applies to messages that were not read yet; messages that
+        the old one passed over are done and are not delivered. Workers that name an option must have the new value at their next start.
 
         Args:
-            group: its name.
-            lease_s: as in `QueueOptions`; None leaves it as it is, as do the others.
+            group: name of the group.
+            lease_s: as in `QueueOptions`; None leaves it unchanged, like the others.
             deliveries_max: likewise.
-            then: "drop", or a dead-letter topic.
-            dead_letter_topic: a topic that exists; letters that wait go there too.
+            then: "drop" or "dead_letter".
+            dead_letter_topic: an existing topic; letters that still wait go there too.
             retry_delays_s: likewise.
-            where: likewise; "" is no filter.
+            where: likewise; "" removes the filter.
             timeout: seconds; None takes `request_timeout_s`.
 
         Raises:
             ClientError: there is no such group.
             ExchangeError: the dead-letter topic is an exchange.
-            ConfigError: an option that cannot be, or none; a dead-letter topic that is
-                not there; or the client has no ZooKeeper.
-            CoordinationError: ZooKeeper cannot be asked, or another one has changed the
-                group at this moment.
-            TypeError: an argument of another type; the text names it.
+            ConfigError: an option is invalid, or none is given; the dead-letter topic
+                does not exist; or the client has no ZooKeeper.
+            CoordinationError: ZooKeeper cannot be asked, or another client changed the
+                group at the same time.
+            TypeError: an argument has a wrong type; the text names it.
 
         Cancellation: it may be changed.
         """
@@ -254,20 +252,20 @@ class AsyncQueueAdmin(AsyncGroupAdmin):
     async def delete_queue_group(
         self, group: str, timeout: float | None = None
     ) -> None:
-        """Delete a queue group: brokers forget what is done, messages stay.
+        """Delete a queue group: brokers delete its progress, messages stay.
 
-        A worker that is there stops with an error. A group that is made again begins
-        as a new one does.
+        Its workers stop with an error. If the group is created again, it begins as a
+        new one.
 
         Args:
-            group: its name.
+            group: name of the group.
             timeout: seconds; None takes `request_timeout_s`.
 
         Raises:
             ClientError: there is no such group.
             ConfigError: the client has no ZooKeeper.
             CoordinationError: ZooKeeper cannot be asked.
-            TypeError: the name is no text.
+            TypeError: the name is not a string.
         """
         require_text("group", group)
         groups = await reach_queue_groups(self._context, timeout)
@@ -277,7 +275,7 @@ class AsyncQueueAdmin(AsyncGroupAdmin):
 def problems_of(
     snapshot: ClusterSnapshot, topics: Iterable[str], found: Mapping[BrokerId, object]
 ) -> tuple[str, ...]:
-    """Return a sentence for each partition that is away, and each broker's error."""
+    """Return a sentence for each partition that is away and each broker's error."""
     away = chain.from_iterable(map(snapshot.away, topics))
     failed = failures(found).items()
     return (
@@ -294,7 +292,7 @@ async def _queues_on(
     *,
     is_served: bool,
 ) -> list[QueueDescription]:
-    """Return what one broker has of a group, with what its logs say of it."""
+    """Return a group's queues on one broker, with lags from their logs."""
     address = context.address_of(broker_id)
     if address is None:
         return []
@@ -331,13 +329,13 @@ _FIGURES: Final = {each.name for each in fields(QueueDescription)} - {
 def read_lines(
     text: str, broker_id: BrokerId
 ) -> Iterator[tuple[str, QueueDescription]]:
-    """Yield group and figures of each line of `stats queues`.
+    """Yield group and description of each line of `stats queues`.
 
-    A broker without queue groups takes the item for the name of a topic; its answer
-    has no such line.
+    A broker without queue groups takes the item for the name of a topic; its answer has
+    no such lines.
 
     Raises:
-        RemoteProtocolError: a line makes no sense.
+        RemoteProtocolError: a line cannot be decoded.
     """
     for line in text.splitlines():
         if not line.startswith("{"):

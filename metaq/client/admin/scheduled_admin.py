@@ -1,4 +1,4 @@
-"""Calls about messages that wait for their time: how many there are, and an end."""
+"""Administration calls that list and cancel delayed messages."""
 
 import datetime as dt
 from collections import Counter
@@ -30,28 +30,29 @@ from metaq.protocol.decimals import I64_MAX
 from metaq.record.ids import id_after
 
 BATCH_COUNT_MAX: Final = 1 << 20
-"""More messages than a batch has."""
+"""Upper bound on the number of messages in a batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduledDescription:
-    """Messages that wait for their time."""
+    """Delayed messages that are not delivered yet."""
 
     message_count: int
     size_bytes: int
-    """Bytes that they take on disk."""
+    """Size of the messages on disk, in bytes."""
     hours: Mapping[dt.datetime, int]
-    """Start of each hour in which any is due → how many; the first 1,000 hours."""
+    """Start of an hour → number of messages due in it; the first 1,000 hours with
+    any."""
     soonest: tuple[ScheduledBatch, ...]
-    """The first ones, soonest first."""
+    """The first batches, soonest first."""
     problems: tuple[str, ...]
-    """One sentence for each broker that cannot be asked, for each part of what waits
-    that its broker cannot read, and for each broker that is away: of one topic, for
-    each of its partitions there."""
+    """One sentence for each broker that cannot be asked, for each part of its delayed
+    messages that a broker cannot read, and for each broker that is away (for one topic:
+    each of its partitions that is away)."""
 
 
 class AsyncScheduledAdmin(AsyncQueueAdmin):
-    """The part of `AsyncAdmin` about messages that wait for their time."""
+    """The part of `AsyncAdmin` about delayed messages."""
 
     async def scheduled(
         self,
@@ -62,20 +63,20 @@ class AsyncScheduledAdmin(AsyncQueueAdmin):
         count_max: int = 100,
         timeout: float | None = None,
     ) -> ScheduledDescription:
-        """Return what waits for its time.
+        """Return the delayed messages that are not delivered yet.
 
         Args:
-            topic: of the messages; None: all topics.
-            since: they are due then or later, with a time zone; None: at any time.
-            until: they are due before; likewise.
-            count_max: batches that are named one by one, 0 to 1,000.
+            topic: topic of the messages; None: all topics.
+            since: only those due at this time or later, with time zone; None: all.
+            until: only those due before this time, with time zone; None: all.
+            count_max: maximum number of batches in `soonest`, 0 to 1,000.
             timeout: seconds; None takes `request_timeout_s`.
 
         Raises:
-            ConfigError: a time without its zone, or a name or number that cannot be.
+            ConfigError: a time has no time zone, or a name or number is invalid.
             NoBrokerError: no broker can be found.
-            NoTopicError: nothing is known of the topic, and nothing waits for it.
-            TypeError: an argument of another type; the text names it.
+            NoTopicError: the topic is not known and has no delayed messages.
+            TypeError: an argument has a wrong type; the text names it.
         """
         if topic is not None:
             check_topic(topic)
@@ -131,22 +132,23 @@ class AsyncScheduledAdmin(AsyncQueueAdmin):
         until: dt.datetime | None = None,
         timeout: float | None = None,
     ) -> int:
-        """Take back what waits for a topic; return how many messages that were.
+        """Cancel delayed messages of a topic; return the number of messages.
 
         Args:
-            topic: of the messages.
-            since: they are due then or later, with a time zone; None: at any time.
-            until: they are due before; likewise.
+            topic: topic of the messages.
+            since: only those due at this time or later, with time zone; None: all.
+            until: only those due before this time, with time zone; None: all.
             timeout: seconds for each batch; None takes `request_timeout_s`.
 
         Raises:
-            PartitionsAwayError: some are away; what waits elsewhere is taken back.
-            MetaqError: a broker refuses, or cannot be asked; others may be taken back.
-            ConfigError: a time without its zone, or a name that cannot be.
+            PartitionsAwayError: some partitions are away; messages elsewhere are
+                cancelled.
+            MetaqError: a broker refuses, or cannot be asked; some may be cancelled.
+            ConfigError: a time has no time zone, or the name is invalid.
             NoTopicError: as `scheduled`.
-            TypeError: an argument of another type; the text names it.
+            TypeError: an argument has a wrong type; the text names it.
 
-        Cancellation: some may be taken back.
+        Cancellation: some may be cancelled.
         """
         check_topic(topic)
         context, between_ms = self._context, _between_ms(since, until)
@@ -183,7 +185,7 @@ class AsyncScheduledAdmin(AsyncQueueAdmin):
 async def _require_known(
     context: ClientContext, snapshot: ClusterSnapshot, topic: str
 ) -> None:
-    """Raise NoTopicError where there is no such topic."""
+    """Raise NoTopicError if there is no such topic."""
     if missing_topics(snapshot, [topic]) and not snapshot.silent:
         known = await find_topics(context, ".*", deadline_s=context.deadline_s(None))
         if topic not in known:
@@ -193,7 +195,7 @@ async def _require_known(
 async def _cancel(
     context: ClientContext, batch: ScheduledBatch, deadline_s: float
 ) -> int:
-    """Take a batch back, message by message; return how many that were."""
+    """Cancel a batch, message by message; return the number of messages."""
     number = 0
     for number in range(BATCH_COUNT_MAX):
         receipt = (
@@ -202,9 +204,9 @@ async def _cancel(
         outcome = await cancel_scheduled(
             context, batch.partition, receipt, deadline_s=deadline_s
         )
-        if not outcome:  # there are no more, or they are delivered
+        if not outcome:  # no more messages, or they are delivered
             break
-    # One that was taken back before answers as others do.
+    # Messages cancelled earlier are counted too, so take the smaller number.
     return min(batch.message_count, number)
 
 

@@ -1,16 +1,16 @@
-"""Topics made, altered, deleted and described: through ZooKeeper, by brokers of ours.
+"""Administration calls that create, alter, delete and describe topics.
 
-Theory of operation. A command writes the definition of a topic (`metaq.zk.definitions`)
-and waits until each broker that has to do with it has published its status. Brokers
-take definitions up at once, and a command that ends early takes nothing back: what it
-wrote stays, and brokers that come later do their part.
+Theory of operation. A call writes the definition of a topic (`metaq.zk.definitions`) to
+ZooKeeper and waits until each broker concerned has published its status. Brokers apply
+definitions at once. A call that ends early undoes nothing: the definition stays, and
+brokers that start later apply it.
 
-    create   written only where nothing is known of the name
+    create   written only if nothing is known of the name
     alter    written over the version that was read
-    delete   marked; the brokers remove data, records and at last the definition
+    delete   marked; the brokers remove data, records and finally the definition
 
-Brokers of MetaQ 1.4 know nothing of all this, and differ by the record that
-brokers of ours keep (`/catalog/brokers`).
+MetaQ 1.4 brokers ignore definitions; unlike brokers of this package, they leave no
+record (`/catalog/brokers`).
 """
 
 import asyncio
@@ -63,10 +63,10 @@ from metaq.zk.errors import CoordinationTimeoutError, NodeChangedError, PayloadE
 from metaq.zk.znodes import Node
 
 Brokers = Collection[int] | Literal["all"]
-"""Brokers that serve a topic: those of these ids, or all, later ones too."""
+"""Brokers that serve a topic: ids, or all, including later ones."""
 TOPICS_NEEDED: Final = "topics are made and described through"
 POLL_S: Final = 0.05
-"""Interval of looks at the brokers' statuses, seconds."""
+"""Interval between checks of the brokers' statuses, in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,15 +77,15 @@ class TopicOnBroker:
     is_there: bool
     """Whether its leader is registered."""
     partitions: int | None
-    """Partitions that it serves now, or has recorded when it is away; None: none."""
+    """Number of partitions that it serves or, if away, has recorded; None: none."""
     effect: Effect | None
-    """Result of the present definition there; None: not reported yet, or there is no
+    """Effect of the present definition there; None: not reported yet, or there is no
     definition."""
     is_hidden: bool = False
-    """It serves the topic, and registers it neither for producers nor for consumers."""
+    """Whether it serves the topic but registers it neither for puts nor for gets."""
     text: str = ""
-    """The file that wins, why the definition is refused or not yet deleted, or to whom
-    the topic is closed."""
+    """The file that overrides the definition, why that is refused or not yet deleted,
+    or whether the topic is closed to puts or gets."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,14 +98,15 @@ class TopicDescription:
     brokers: tuple[TopicOnBroker, ...]
     """Brokers that serve it or have data of it, ids ascending."""
     problem: str = ""
+    """Why its definition cannot be read; "" if it can."""
 
 
 class AsyncAdmin(AsyncExchangeAdmin):
-    """Administration of a cluster. Made by `AsyncClient.admin`; holds nothing.
+    """Administration of a cluster. Created by `AsyncClient.admin`; holds no resources.
 
-    Topics and groups need ZooKeeper. Topics also need brokers of this package: those of
-    MetaQ 1.4 take topics from their `server.ini` alone. A call with `plan=True` only
-    returns what it would change.
+    Calls about topics and groups need ZooKeeper. Topics also need brokers of this
+    package, because MetaQ 1.4 brokers only take topics from their `server.ini`. A call
+    with `plan=True` only returns what it would change.
     """
 
     async def create_topic(
@@ -117,32 +118,34 @@ class AsyncAdmin(AsyncExchangeAdmin):
         settings: Mapping[str, str] = no_items(),
         timeout: float | None = None,
     ) -> TopicDescription:
-        """Make a topic, and wait until its brokers serve it.
+        """Create a topic, and wait until its brokers serve it.
 
         Args:
-            topic: its name.
-            partitions: on each of its brokers, 1 or more.
-            brokers: ids of those that serve it; "all": every broker, also those that
-                come later.
-            settings: keys of a topic section of `server.ini` and the text of their
-                values: `{"deletePolicy": "delete,72h"}`.
+            topic: name of the topic.
+            partitions: number of partitions on each of its brokers, 1 or more.
+            brokers: ids of the brokers that serve it; "all": every broker, including
+                later ones.
+            settings: keys of a topic section of `server.ini` and their values as text:
+                `{"deletePolicy": "delete,72h"}`.
             timeout: seconds; None takes `request_timeout_s`.
 
         Returns:
             The topic as its brokers serve it.
 
         Raises:
-            ConfigError: name, number or settings cannot be; or the client has no
+            ConfigError: name, number or settings are invalid, or the client has no
                 ZooKeeper.
-            TopicExistsError: there is one of that name.
-            NoBrokerError: no broker that can is there, or not all that are named.
-            TopicRefusedError: a broker cannot serve it like that; it is made, and may
-                be altered or deleted.
-            RequestTimeoutError: not all have it in time; it is made, and they will.
+            TopicExistsError: a topic or exchange of that name exists.
+            NoBrokerError: no broker of this package is registered, or not all that are
+                named are.
+            TopicRefusedError: a broker cannot serve it like that; it is created, and
+                may be altered or deleted.
+            RequestTimeoutError: some brokers did not serve it in time; it is created,
+                and they will.
             CoordinationError: ZooKeeper cannot be asked.
-            TypeError: an argument of another type; the text names it.
+            TypeError: an argument has a wrong type; the text names it.
 
-        Cancellation: it may be made.
+        Cancellation: it may be created.
         """
         context = self._context
         deadline_s = await context.reach(timeout)
@@ -154,7 +157,7 @@ class AsyncAdmin(AsyncExchangeAdmin):
                 settings=_settled({}, settings),
             ),
         )
-        # Members of groups list their topics with commas between them.
+        # Group members list their topics separated by commas, so refuse one in names.
         check_topics((topic,))
         here = _Topic(context, topic, deadline_s)
         able = await here.able_brokers(definition)
@@ -165,7 +168,7 @@ class AsyncAdmin(AsyncExchangeAdmin):
         old = before.definition
         if old is not None and old.state is TopicState.DELETING:
             raise TopicExistsError(f"{exists}: it is being deleted, {_left(before)}")
-        # The client's snapshot may still show a topic that has just gone.
+        # Ask ZooKeeper: the client's snapshot may still show a deleted topic.
         holders = await brokers_with(
             here.coordinator, context.paths, topic, deadline_s=deadline_s
         )
@@ -191,29 +194,30 @@ class AsyncAdmin(AsyncExchangeAdmin):
         A topic that is served without a definition gets one.
 
         Args:
-            topic: its name.
-            partitions: on each of its brokers, not fewer than now; None: as now.
-            brokers: the brokers that serve it; None: as now. Messages on others stay
-                readable.
-            settings: other settings; a blank text goes back to the default.
+            topic: name of the topic.
+            partitions: number of partitions on each of its brokers, which cannot be
+                reduced; None: unchanged.
+            brokers: brokers that serve it; None: unchanged. Messages on other brokers
+                stay readable.
+            settings: settings to change; a blank text restores the default.
             timeout: seconds; None takes `request_timeout_s`.
 
         Returns:
             The topic as its brokers serve it now.
 
         Raises:
-            NoTopicError: nothing is known of it.
-            ConfigError: fewer partitions than now, or settings that cannot be.
-            TopicRefusedError: a broker cannot serve it like that, or goes by its
-                `server.ini`; the change is made.
-            ClientError: it is being deleted, or was altered by another client
-                in between; nothing is done.
+            NoTopicError: the topic is not known.
+            ConfigError: fewer partitions than now, or invalid settings.
+            TopicRefusedError: a broker cannot serve it like that, or its `server.ini`
+                overrides the definition; the change is written.
+            ClientError: it is being deleted, or another client altered it at the same
+                time; nothing is changed.
             MetaqError: as `create_topic`.
 
         Cancellation: it may be altered.
         """
         here = await self._reach(topic, timeout)
-        # First: what others change from here on is not overwritten.
+        # First, so that changes of others from here on are not overwritten.
         node = await here.read()
         before = await here.describe_known()
         old = before.definition
@@ -244,32 +248,31 @@ class AsyncAdmin(AsyncExchangeAdmin):
         return await here.wait_taken_up(definition, able)
 
     async def delete_topic(self, topic: str, timeout: float | None = None) -> int:
-        """Delete a topic, its data and its groups' offsets; wait until it is gone.
+        """Delete a topic, its data and its groups' offsets; wait until that is done.
 
-        Brokers that are away do their part when they come back; until then the name
-        cannot be given to a new topic.
+        Brokers that are away delete their data when they start again; until then the
+        name cannot be used for a new topic.
 
         Args:
-            topic: its name.
+            topic: name of the topic.
             timeout: seconds; None takes `request_timeout_s`.
 
         Returns:
-            How many messages waited for their time, which are gone, too; of brokers
-            that can be asked.
+            The number of its delayed messages, which are deleted too, on brokers that
+            can be asked.
 
         Raises:
-            NoTopicError: nothing is known of it.
-            TopicRefusedError: `server.ini` of a broker defines it, a broker of MetaQ
-                1.4 serves it, or an exchange sends to it, or names it and cannot be
-                read; nothing is done.
-            GroupInUseError: a member reads it; nothing is done.
-            ClientError: it was altered by another client in between; nothing is done.
-            RequestTimeoutError: some brokers have not done their part in time; they go
-                on.
+            NoTopicError: the topic is not known.
+            TopicRefusedError: `server.ini` of a broker defines it, a MetaQ 1.4 broker
+                serves it, or an exchange sends to it (or names it and cannot be read);
+                nothing is deleted.
+            GroupInUseError: a member reads it; nothing is deleted.
+            ClientError: another client altered it at the same time; nothing is deleted.
+            RequestTimeoutError: some brokers did not finish in time; they continue.
             ConfigError: the client has no ZooKeeper.
             CoordinationError: ZooKeeper cannot be asked.
 
-        Cancellation: it may go on.
+        Cancellation: the deletion may continue.
         """
         here = await self._reach(topic, timeout)
         # First, as in `alter_topic`.
@@ -289,7 +292,7 @@ class AsyncAdmin(AsyncExchangeAdmin):
         return waiting
 
     async def _require_unbound(self, topic: str, timeout: float) -> None:
-        """Refuse to delete what exchanges send to: they would refuse all of that."""
+        """Refuse to delete a topic of an exchange, whose messages would be refused."""
         if bound := await exchanges_to(self._context, topic, timeout):
             raise TopicRefusedError(
                 f"topic '{topic}' is not deleted: messages of exchange"
@@ -303,11 +306,11 @@ class AsyncAdmin(AsyncExchangeAdmin):
         """Return a topic's definition, and its status on each broker.
 
         Args:
-            topic: its name.
+            topic: name of the topic.
             timeout: seconds; None takes `request_timeout_s`.
 
         Raises:
-            NoTopicError: nothing is known of it; the text names near topics.
+            NoTopicError: the topic is not known; the text names similar ones.
             ConfigError: the client has no ZooKeeper.
             CoordinationError: ZooKeeper cannot be asked.
         """
@@ -339,7 +342,7 @@ class AsyncAdmin(AsyncExchangeAdmin):
 
 
 class _Topic(AdminCall):
-    """One topic, during one call of an administrator."""
+    """One topic during one administration call."""
 
     def __init__(self, context: ClientContext, topic: str, deadline_s: float) -> None:
         super().__init__(context, deadline_s, TOPICS_NEEDED)
@@ -352,7 +355,7 @@ class _Topic(AdminCall):
         return await self.get(self.paths.topic_definition(self._topic))
 
     async def describe_known(self) -> TopicDescription:
-        """Return its description; raise NoTopicError where nothing is known."""
+        """Return its description; raise NoTopicError if it is not known."""
         found = await self.describe()
         if found.definition is None and await is_exchange(
             self.context, self._topic, self.left_s
@@ -388,19 +391,20 @@ class _Topic(AdminCall):
         )
 
     async def _recorded_brokers(self) -> tuple[str, ...]:
-        """Return the ids of brokers that keep a record: those of this package."""
+        """Return the ids of recorded brokers, which are those of this package."""
         return await self.children(self.paths.recorded_brokers())
 
     # -- making -----------------------------------------------------------------------
 
     async def able_brokers(self, definition: TopicDefinition) -> tuple[BrokerId, ...]:
-        """Return the brokers that are there and are to serve it.
+        """Return the registered brokers that must serve it.
 
-        A broker with a record in the catalog that is needed and away is waited for: one
-        that restarts has no nodes for a moment.
+        Waits for a needed broker that is recorded and away, because a broker that
+        restarts is not registered for a moment.
 
         Raises:
-            NoBrokerError: one that is named is not there, or cannot; or there is none.
+            NoBrokerError: a named broker is not registered or cannot serve it, or no
+                broker can.
         """
         unable: NoBrokerError | None = None
         while True:
@@ -410,7 +414,7 @@ class _Topic(AdminCall):
             except CoordinationTimeoutError:
                 if unable is None:
                     raise
-                # The time ended in a later look: what an earlier one saw is the reason.
+                # The deadline ended a later check; the earlier one has the reason.
                 raise unable from None
             ours = {BrokerId(int(each)) for each in recorded if each.isdecimal()}
             there = snapshot.leaders().keys()
@@ -425,7 +429,7 @@ class _Topic(AdminCall):
             await asyncio.sleep(POLL_S)
 
     async def define(self, definition: TopicDefinition, old: Node | None) -> None:
-        """Write a definition in the place of the one that was read, or of none."""
+        """Write a definition, if the one that was read (or none) is unchanged."""
         await self.write(
             self.paths.topic_definition(self._topic),
             encode_definition(definition),
@@ -433,7 +437,7 @@ class _Topic(AdminCall):
         )
 
     async def replace(self, definition: TopicDefinition, old: Node | None) -> None:
-        """Write as `define`; raise ClientError where another client was faster."""
+        """Write as `define`; raise ClientError if another client was faster."""
         try:
             await self.define(definition, old)
         except NodeChangedError as error:
@@ -445,11 +449,11 @@ class _Topic(AdminCall):
     async def wait_taken_up(
         self, definition: TopicDefinition, wanted: Collection[BrokerId]
     ) -> TopicDescription:
-        """Return when all of some brokers serve it as defined."""
+        """Wait until all `wanted` brokers serve it as defined; return what they do."""
         topic, since_s = self._topic, self.context.clock.monotonic_s()
         while True:
             on_broker: dict[BrokerId, TopicOnBroker] = {}
-            # Where ZooKeeper does not answer right now, a later look says more.
+            # If ZooKeeper does not answer, a later check may succeed.
             with suppress(CoordinationError, NoBrokerError):
                 found = await self.describe()
                 on_broker = {each.broker_id: each for each in found.brokers}
@@ -480,7 +484,7 @@ class _Topic(AdminCall):
         return max(0.0, self.deadline_s - self.context.clock.monotonic_s())
 
     def _is_over(self) -> bool:
-        """Return whether there is no time for another look."""
+        """Return whether there is no time for another check."""
         return self.left_s <= POLL_S
 
     def _waited(self, since_s: float) -> str:
@@ -489,7 +493,7 @@ class _Topic(AdminCall):
     # -- deleting ---------------------------------------------------------------------
 
     async def require_deletable(self, found: TopicDescription) -> None:
-        """Raise where a broker would not delete it, or a group reads it."""
+        """Raise if a broker would not delete it, or a group reads it."""
         topic = found.topic
         for each in found.brokers:
             if each.effect is Effect.OVERRIDDEN:
@@ -510,13 +514,13 @@ class _Topic(AdminCall):
             await here.require_idle({topic})
 
     async def wait_gone(self) -> None:
-        """Return when its definition and all that brokers have of it are gone."""
+        """Wait until its definition and all its nodes of brokers are deleted."""
         since_s, left, is_gone = self.context.clock.monotonic_s(), "", False
         while True:
             try:
                 is_gone = await self.read() is None
                 found = await self.describe()
-                # This client is to know of it, too.
+                # Also wait until the snapshot of this client has no brokers for it.
                 if is_gone and not found.brokers:
                     return
                 left = _left(found)
@@ -551,14 +555,14 @@ def _on_broker(
     status: TopicStatus | None,
 ) -> TopicOnBroker:
     checksum = 0 if definition is None else definition.checksum
-    # A section of server.ini wins over every definition.
+    # These statuses are valid for any definition: server.ini overrides each.
     outlasting = {Effect.OVERRIDDEN, Effect.DELETING}
     if status and status.definition != checksum and status.effect not in outlasting:
         status = None
     partitions = _counts(snapshot, topic).get(broker_id)
     is_there = snapshot.leader(broker_id) is not None
     if status and status.effect is Effect.IN_EFFECT and is_there:
-        # Puts and gets are registered one after the other.
+        # Puts and gets are registered one after the other; wait until they agree.
         puts, gets = snapshot.puts.get(topic, {}), snapshot.gets.get(topic, {})
         served = [puts.get(broker_id)] if status.takes_puts else []
         served += [gets.get(broker_id)] if status.gives_gets else []
@@ -600,10 +604,10 @@ def _settled(
 
 
 def _checked(topic: str, definition: TopicDefinition) -> TopicDefinition:
-    """Return a definition that every broker would accept, as far as that is known here.
+    """Return a definition after the checks that are possible here.
 
     Raises:
-        ConfigError: it would not; the brokers' own check knows schedules, too.
+        ConfigError: brokers would refuse it; only they check schedules.
     """
     require_text("topic", topic)
     check_whole("partitions", definition.partitions, 1, PARTITION_COUNT_MAX)
@@ -629,10 +633,10 @@ def _unable(
 
 
 def _require_obeyed(topic: str, found: TopicOnBroker) -> None:
-    """Raise if a broker has said that it does otherwise.
+    """Raise if a broker has reported that it does not follow the definition.
 
     Raises:
-        TopicRefusedError: it has.
+        TopicRefusedError: the definition is overridden or refused.
     """
     if found.effect is Effect.OVERRIDDEN:
         raise TopicRefusedError(
@@ -658,7 +662,7 @@ def _has_taken_up(found: TopicOnBroker | None, definition: TopicDefinition) -> b
 
 
 def _left(found: TopicDescription) -> str:
-    """Return who has not done its part of a deletion."""
+    """Return which brokers have not finished a deletion."""
     if not found.brokers:
         return "no broker has it any more"
     each_told = (
@@ -671,7 +675,7 @@ def _left(found: TopicDescription) -> str:
 
 
 def _whereabouts(found: TopicDescription) -> str:
-    """Return in words where a topic comes from."""
+    """Return in words where an existing topic is defined or served."""
     for each in found.brokers:
         if each.effect is Effect.OVERRIDDEN:
             return f"server.ini of broker {each.broker_id} defines it ({each.text})"
@@ -687,11 +691,11 @@ def _listed(brokers: Collection[BrokerId]) -> str:
 
 
 def _broker_ids(brokers: Brokers) -> tuple[BrokerId, ...] | None:
-    """Return the ids that a user gave, ascending; None: all brokers.
+    """Return the ids of an argument, ascending; None: all brokers.
 
     Raises:
-        ConfigError: none, or another text than "all".
-        TypeError: they are of another type.
+        ConfigError: there are none, or a text other than "all".
+        TypeError: the argument has a wrong type.
     """
     if isinstance(brokers, str):
         if brokers != "all":
