@@ -10,8 +10,7 @@ answer every waiting get, store and answer requests in flight, close the connect
 sync and close the logs. All of this is bounded by shutdownTimeoutMs; unfinished work is
 dropped then, and the process still ends.
 
-`Broker` can be used as a library: tests start it on port 0. `process.py` has the
-process around it.
+`Broker` is a library: tests start it on port 0. `process.py` is the process around it.
 
 Source: docs/metaq-1.4/broker.md 10.1, 10.2; section 12 rows 11, 18 and 19.
 """
@@ -665,7 +664,10 @@ class Broker(Service):
         return logs.while_uncut(work)
 
     def _find_early_retention(self) -> Collection[str] | None:
-        """Return topics for an early retention run; (): by size alone, None: no run."""
+        """Return topics for a retention run before its schedule; None for no run.
+
+        All scheduled ones if a directory is low on space; none for removals by size.
+        """
         if any(each.is_low_on_space for each in self._logs.directories()):
             return self.control.deletion_schedules(self.context.config).keys()
         is_trimmed = self._queues is not None and self._queues.wants_trim

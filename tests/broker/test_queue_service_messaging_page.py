@@ -27,7 +27,7 @@ def test_numbers_are_those_of_the_code() -> None:
         f"of all exchanges | {BINDINGS_MAX:,}, {BINDINGS_ALL_MAX:,} |",
         f"mailboxes of a broker | {MAILBOXES_MAX:,} |",
         f"one mailbox | {REPLIES_MAX:,}, {REPLY_BYTES_MAX // MIB} MiB |",
-        f"It is kept for {KEPT_S:.0f} s when the connection",
-        f"gather for up to {LATER_S * 1000:.0f} ms",
+        f"It is kept for {KEPT_S:.0f} s after the connection",
+        f"are batched for up to {LATER_S * 1000:.0f} ms",
     ):
         assert text in page, text

@@ -1,8 +1,6 @@
 """The transaction manager of exactly-once writes, killed at every step, and raced.
 
-Tasks and drivers are functions here, without Spark; brokers are real, ZooKeeper is in
-memory.
-"""
+Tasks and drivers are functions, without Spark; brokers are real, ZooKeeper a fake."""
 
 import uuid
 from collections.abc import Awaitable, Callable, Iterator, Mapping

@@ -6,6 +6,7 @@ import pytest
 
 from metaq.errors import StorageError
 from metaq.model import MessageId
+from metaq.record.layout import HEADER_BYTES
 from metaq.txn.side_files import TOGETHER, NamedGroup, encode_fields
 from metaq.txn.state import HeuristicOutcome, XaCommandError
 from tests.rigs.fs import FaultyFileSystem, Operation, keep_all, keep_none
@@ -129,19 +130,24 @@ def test_what_a_partition_refuses_keeps_all_of_them_prepared() -> None:
     assert all(answer.is_good for answer in again.values())
 
 
-def test_a_partition_has_to_have_room_for_all_of_them() -> None:
-    """It has some for each of them alone: no half goes first."""
+def test_a_partition_takes_all_of_them_or_none() -> None:
+    """Below its limit all, though only the first one ends below it."""
     bench = opened(FaultyFileSystem(), log_bytes_max=1000, segment_bytes_max=1000)
     prepared(bench, X1, X2, size=80)
-    answers = bench.commit_together(X1, X2)
+    bench.put_outside(A, bytes(1950 - HEADER_BYTES))
     bench.run()
-    for key in (X1, X2):
-        assert code_of(answers[key].error) == -7
-        assert "expected at most 2000 bytes" in str(answers[key].error)
-    assert bench.payloads() == []
-    alone = bench.commit_together(X1)
+    both = bench.commit_together(X1, X2)
     bench.run()
-    assert alone[X1].is_good
+    assert both[X1].is_good
+    assert both[X2].is_good
+    stored = len(content(bench, A))
+    assert stored > 2000
+    prepared(bench, X3, size=80)
+    full = bench.commit_together(X3)
+    bench.run()
+    assert code_of(full[X3].error) == -7
+    assert "expected less than 2000 bytes" in str(full[X3].error)
+    assert len(content(bench, A)) == stored
 
 
 def test_without_room_for_the_side_file_they_stay_prepared() -> None:

@@ -210,8 +210,8 @@ class AsyncQueueAdmin(AsyncGroupAdmin):
 
         Topic, order and start cannot be changed, because the group's progress depends
         on them. A new filter applies to messages that were not read yet; messages that
-        the old one passed over are done and are not delivered. Workers that name an
-        option must have the new value at their next start.
+        the old one passed over are done and are not delivered.
+        Workers that name an option must have the new value at their next start.
 
         Args:
             group: name of the group.

@@ -175,9 +175,9 @@ class LocalRetryStore:
             failure = await self._handle(message)
             if failure is None:
                 handled.add(number)
-                self.replayed_count += 1
                 with suppress(NoSpaceError):
                     await self._remove(spool)
+                self.replayed_count += 1
                 continue
             self.failure_count += 1
             self._failure_log.write(

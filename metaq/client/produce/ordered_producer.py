@@ -362,8 +362,7 @@ class AsyncOrderedProducer(ClosedByBlock):
             MessageTooLargeError: it exceeds the limit that its broker announced last.
             NoSpaceError: it was to be spooled, and the disk is full.
             MetaqError: the broker refused the message itself, or the disk failed.
-            ClosedError: the producer is closed, not started, or belongs to another
-                event loop.
+            ClosedError: it is closed, not started, or belongs to another event loop.
             TypeError: an argument of another type; the text names it.
 
         Cancellation: the message may still be stored or spooled.

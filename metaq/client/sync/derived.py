@@ -28,6 +28,7 @@ S = TypeVar("S")
 SYNC_WORDS: Final = {
     "Cancellation:": "Interrupt:",
     "`async with`": "`with`",
+    "belongs to another event loop": "is called on its own thread",
     "of another event loop": "called on its own thread",
 }
 """Words of the async world's texts, and what they are for a blocking call."""
