@@ -1,7 +1,7 @@
-"""Counters of a client, and of everything made from it: one snapshot.
+"""Snapshot of the counters of a client and of all objects made from it.
 
-Taken from any thread, without a request. Counters of closed objects are kept, so that
-no sum falls.
+Taken on any thread, without a request. Counters of closed objects are kept, so that
+sums never decrease.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,8 +29,8 @@ from metaq.zk.session import SessionState, SessionStatus
 S = TypeVar("S")
 
 CLOSED_GROUPS_MAX: Final = 1_000
-"""Groups whose closed consumers one client remembers; of more, those with which a
-consumer was closed last."""
+"""Maximum number of groups whose closed consumers a client counts; the groups whose
+consumers were closed last are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +43,11 @@ class ConsumerSnapshot:
     buffers: Mapping[TopicPartition, PartitionBufferStatistics] = part(
         default=dict, labels=("topic", "partition"), label=TopicPartition.labels
     )
-    """The partitions it reads now, and how far each is handled."""
+    """Partitions that it reads now, each with its progress."""
     lags: Mapping[TopicPartition, Lag] = part(
         default=dict, labels=("topic", "partition"), label=TopicPartition.labels
     )
-    """Last answers of `lag` for those partitions; empty before the first."""
+    """Last results of `lag` for these partitions; empty before the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,47 +81,47 @@ class ClientStatistics:
         ),
         default=(),
     )
-    """Its open producers, with those of dead letters and under ordered producers."""
+    """Its open producers, including those for dead letters and of ordered producers."""
     ordered_producers: tuple[OrderedStatistics, ...] = ()
     consumers: tuple[ConsumerSnapshot, ...] = part(
         default=(), labels=("group",), label=lambda consumer: (consumer.group,)
     )
     requests: RequestStatistics | None = None
-    """Its requests; None: there was none."""
+    """Statistics of its requests; None: it made none."""
     queues: tuple[QueueStatistics, ...] = part(
         default=(), labels=("group",), label=lambda queue: (queue.group,)
     )
     """Its open workers of queue groups."""
     closed_producers: ProducerStatistics | None = None
-    """Sums of the closed producers; nothing is buffered or in flight in them. None
-    while none was closed."""
+    """Sums of the closed producers, which have nothing buffered or in flight. None if
+    none was closed."""
     closed_ordered_producers: OrderedStatistics | None = None
-    """The same of ordered producers; nothing of it is waiting."""
+    """Sums of the closed ordered producers, in which nothing waits; likewise."""
     closed_consumers: Mapping[str, ConsumerStatistics] = part(
         default=dict,
         labels=("group",),
         label=lambda group: (group,),
         is_closed=True,
     )
-    """Sums of the closed consumers of each group, by the group's name;
-    its local retry store is closed, and no partition is read."""
+    """Group → sums of its closed consumers, which read no partition and have closed
+    their local retry stores."""
     closed_queues: Mapping[str, QueueStatistics] = part(
         default=dict,
         labels=("group",),
         label=lambda group: (group,),
         is_closed=True,
     )
-    """The same of closed workers; nothing is held in them."""
+    """Group → sums of its closed workers, which hold no messages."""
 
 
 class Made:
-    """All that one client has made and that counts, closed ones included.
+    """All objects with counters that one client has made, including closed ones.
 
-    Concurrency: things are added on the client's loop, snapshots taken in any thread.
+    Concurrency: objects are added on the client's loop, snapshots taken on any thread.
     """
 
     def __init__(self) -> None:
-        """Start with nothing."""
+        """Create it empty."""
         self.requests: RequestStatistics | None = None
         self.producers = Totals(AsyncProducer.statistics, total_of)
         self.ordered = Totals(AsyncOrderedProducer.statistics, total_of)

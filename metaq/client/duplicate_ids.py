@@ -1,8 +1,8 @@
-"""Ids of messages that a group has handled, in a cache that its members may share.
+"""Cache of the ids of messages that a group has handled; members may share it.
 
-MetaQ's cache: a key is the name of the group, then the id in decimal digits.
-The cache of this file is shared by the consumers of one process. A store that several
-processes reach (memcached, Redis) is a class of the user's with the two methods of
+As in MetaQ, a key is the name of the group, followed by the id in decimal digits. The
+cache in this file is for the consumers of one process. For a store shared by several
+processes (memcached, Redis), users write a class with the two methods of
 `DuplicateIds`. Source: docs/metaq-1.4/client.md 11.3, 11.4.
 """
 
@@ -16,31 +16,31 @@ from metaq.client.validation import check_whole
 from metaq.model import MessageId
 
 CAPACITY: Final = 4096
-"""Ids that MetaQ's cache holds."""
+"""Default number of ids, as in MetaQ's cache."""
 
 
 class DuplicateIds(Protocol):
-    """Cache of the ids of handled messages; made and closed by the user.
+    """Cache of the ids of handled messages; created and closed by the user.
 
-    Concurrency: each consumer calls from one thread of its own, never from an event
-    loop, one call at a time; consumers that share a store call it at once.
+    Concurrency: each consumer makes one call at a time, from its own thread and never
+    from an event loop; consumers that share a store call it concurrently.
 
     Errors: a call that raises, or that does not return within the client's
     `request_timeout_s`, is logged and counted; messages are delivered then.
     """
 
     def seen(self, keys: Sequence[str]) -> Collection[str]:
-        """Return those of the keys that were added; one round trip for a batch.
+        """Return the keys that were added before; one round trip for a batch.
 
         Args:
             keys: one for each fetched message, in the order of the log.
         """
 
     def add(self, keys: Sequence[str]) -> None:
-        """Remember keys, for as long as the store likes; one round trip for a batch.
+        """Add keys, to be kept as long as the store likes; one round trip for a batch.
 
         Args:
-            keys: of messages that are handled; some may be there already.
+            keys: keys of handled messages; some may be in the store already.
         """
 
 
@@ -57,15 +57,15 @@ class LruStatistics:
 class LruDuplicateIds:
     """A cache in memory that drops the least recently used ids; for any thread.
 
-    Asking for a key and adding it both use it. It ends with the process: messages
-    handled by another process, or by this one before a restart, are unknown to it.
+    Both `seen` and `add` count as a use. It does not outlive the process: messages
+    handled by another process, or by this one before a restart, are not in it.
     """
 
     def __init__(self, capacity: int = CAPACITY) -> None:
         """Start empty.
 
         Args:
-            capacity: most keys, 1 or more; about 150 bytes each.
+            capacity: maximum number of keys, 1 or more; about 150 bytes each.
 
         Raises:
             ConfigError: `capacity` is below 1.
@@ -79,7 +79,7 @@ class LruDuplicateIds:
         self._evicted_count = 0
 
     def seen(self, keys: Sequence[str]) -> list[str]:
-        """Return those of the keys that are there, in the order they were given."""
+        """Return the keys that are in the cache, in the order of the argument."""
         with self._lock:
             found = [key for key in keys if key in self._keys]
             for key in found:
@@ -89,7 +89,7 @@ class LruDuplicateIds:
         return found
 
     def add(self, keys: Sequence[str]) -> None:
-        """Remember keys, the last one as the newest."""
+        """Add keys, the last one as the most recently used."""
         with self._lock:
             for key in keys:
                 self._keys[key] = None

@@ -1,4 +1,4 @@
-"""One operation on many things at once: an error stops no other one, or all."""
+"""Runs one operation on many items at once; an error stops no other one, or all."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
@@ -7,7 +7,7 @@ from typing import Any, Final, TypeVar
 from metaq.errors import MetaqError
 
 AT_ONCE_MAX: Final = 64
-"""Operations of one caller that are under way together."""
+"""Maximum number of concurrent operations of one `for_each`."""
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -19,13 +19,13 @@ async def for_each(
     """Run an operation on each item, at most AT_ONCE_MAX at once.
 
     Args:
-        operation: its MetaqErrors are results; anything else ends all of them.
-        items: no two equal ones.
+        operation: its MetaqErrors become results; any other error cancels the rest.
+        items: distinct items.
 
     Returns:
         The outcome of each item, in the order of the items.
 
-    Cancellation: cancels the work under way, and waits until it has ended.
+    Cancellation: cancels all operations, and waits until they have ended.
     """
     every = list(items)
     if len(every) < 2:  # a task of its own costs more than most operations
@@ -49,16 +49,15 @@ async def _outcome(work: Awaitable[T]) -> T | MetaqError:
 
 
 async def all_of(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Return all results, in order; with the first error nothing else goes on.
+    """Return all results, in order; the first error cancels the rest.
 
     Args:
-        work: all of it is begun at once.
+        work: coroutines, all started at once.
 
     Raises:
-        BaseException: the first that any of it raises; the rest is cancelled, and has
-            ended by then.
+        BaseException: the first error; the others are cancelled and have ended by then.
 
-    Cancellation: cancels the work under way, and waits until it has ended.
+    Cancellation: cancels all coroutines, and waits until they have ended.
     """
     tasks = [asyncio.ensure_future(one) for one in work]
     try:
@@ -79,7 +78,7 @@ async def all_for(
 
 
 def answers(results: Mapping[K, T | MetaqError]) -> dict[K, T]:
-    """Return the results of `for_each` that are no errors."""
+    """Return the results of `for_each` that are not errors."""
     return {i: one for i, one in results.items() if not isinstance(one, MetaqError)}
 
 

@@ -1,7 +1,7 @@
-"""Names of other clients' arguments, and ours for them: for errors. Pure.
+"""Arguments of other systems' clients, with our names, for error texts. Pure.
 
-People who come from Kafka, RabbitMQ, NATS or Redis write their names first; the error
-says what the same thing is called here, or that it is not needed.
+If a user passes an argument known from Kafka, RabbitMQ, NATS or Redis, the error gives
+its name here, or says that it is not needed.
 """
 
 from types import MappingProxyType
@@ -73,9 +73,9 @@ _NAMES: Final = (
     ("value_serializer", "not needed: 'data' is bytes, encode it"),
     ("key_serializer", "not needed: 'key' is text or bytes"),
 )
-"""Their names, with `_` for dots, and ours for the same."""
+"""Foreign names, with `_` for dots, and the text with ours."""
 
 OURS: Final = MappingProxyType(
     {theirs: ours for names, ours in _NAMES for theirs in names.split()}
 )
-"""Their name → ours."""
+"""Foreign name → the text with ours."""

@@ -2,12 +2,12 @@
 
     REGISTRY.register(ClientCollector(client))
 
-A scrape takes one snapshot of each client and sends no request; there is no counter in
-here and no thread, but for that of `serve_metrics`. Values with equal labels are added
-up: the producers of all clients, the consumers of one group. What a producer or a
-consumer counted stays in the sums of its client when it is closed; a series of one
-partition leaves with its consumer. A client takes all of its numbers with it, which
-Prometheus takes for a restart.
+A scrape takes one snapshot of each client and sends no request; this module has no
+counters, and no thread except that of `serve_metrics`. Values with equal labels are
+summed: of the producers of all clients, of the consumers of one group. The counts of
+closed producers and consumers stay in the sums of their client; series of partitions
+end with their consumer. When a client is closed, its numbers are removed, which looks
+like a restart to Prometheus.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,12 +23,12 @@ from metaq.errors import ClosedError, ConfigError
 from metaq.prometheus import ExportedMetric, metrics_of
 
 HOST: Final = "127.0.0.1"
-"""Address that `serve_metrics` listens on: only this machine may ask."""
+"""Address that `serve_metrics` listens on: only this machine can connect."""
 STOP_TIMEOUT_S: Final = 2.0
 
 PARTITION_SERIES_MAX: Final = 1_000
-"""Series of a metric with a label for partitions, the first ones by name; metrics of a
-group have all of its partitions in them."""
+"""Maximum number of series of a metric labeled by partition, the first ones by name;
+metrics of a group include all of its partitions."""
 
 
 METRICS: Final = metrics_of(ClientStatistics)
@@ -38,36 +38,36 @@ class Measured(Protocol):
     """An object that keeps counters."""
 
     def statistics(self) -> object:
-        """Return a snapshot; raises ClosedError when there is none any more."""
+        """Return a snapshot; raises ClosedError if the object is closed."""
 
 
 class MeasuredClient(Protocol):
-    """A client of either world."""
+    """A sync or async client."""
 
     def statistics(self) -> ClientStatistics:
-        """Return a snapshot; raises ClosedError when the client is not running."""
+        """Return a snapshot; raises ClosedError if the client is not running."""
 
 
 class StatisticsCollector(Collector):
     """Statistics of objects of one kind, for a registry of Prometheus' library.
 
-    Concurrency: any thread collects, several at once.
+    Concurrency: any number of threads may collect at once.
     """
 
     def __init__(
         self, metrics: Sequence[ExportedMetric], measured: Sequence[Measured]
     ) -> None:
-        """Measure these.
+        """Create a collector.
 
         Args:
-            metrics: of the class of their snapshots.
-            measured: one or more; those that raise ClosedError have nothing to say.
+            metrics: metrics of the class of their snapshots.
+            measured: one or more objects; those that raise ClosedError are left out.
         """
         self._metrics = metrics
         self._measured = measured
 
     def describe(self) -> Iterator[Metric]:
-        """Yield every family without samples: a second collector is refused by name."""
+        """Yield every family without samples, so that a second collector is refused."""
         for metric in self._metrics:
             yield metric.family([])
 
@@ -92,18 +92,18 @@ class StatisticsCollector(Collector):
 class ClientCollector(StatisticsCollector):
     """Counters of clients, for a registry of Prometheus' library.
 
-    A registry takes one of these: give it all clients of the process. Clients may be
-    registered before they are started; those that are closed, or that another process
-    made, have nothing to say.
+    A registry accepts only one, so pass all clients of the process. Clients may be
+    registered before they are started; those that are closed, or of another process,
+    are left out.
 
-    Concurrency: any thread collects, several at once.
+    Concurrency: any number of threads may collect at once.
     """
 
     def __init__(self, *clients: MeasuredClient) -> None:
-        """Measure these.
+        """Create a collector.
 
         Args:
-            clients: of either world, one or more; not closed.
+            clients: one or more sync or async clients.
         """
         super().__init__(METRICS, clients)
 
@@ -113,14 +113,14 @@ def serve_metrics(*clients: MeasuredClient, port: int) -> Iterator[int]:
     """Answer scrapes of `http://127.0.0.1:<port>/metrics` inside the block.
 
     Args:
-        clients: of either world; outlive the block.
+        clients: sync or async clients, which must outlive the block.
         port: TCP port; 0 takes a free one.
 
     Yields:
         The port.
 
     Raises:
-        ConfigError: the port cannot be had.
+        ConfigError: the port cannot be used.
     """
     with serve_statistics(METRICS, clients, port=port) as found:
         yield found
@@ -141,7 +141,7 @@ def serve_statistics(
     try:
         yield server.server_port
     finally:
-        # Returns when the thread has looked up; a scrape under way has its own.
+        # Returns when the thread has stopped serving; scrapes have their own threads.
         server.shutdown()
         server.server_close()
         thread.join(STOP_TIMEOUT_S)

@@ -1,8 +1,8 @@
-"""Calls that block, for an event loop that may not: one thread, one call at a time.
+"""Runs blocking calls outside the event loop: on one thread, one call at a time.
 
-A call that hangs (a dead disk, a database beyond a broken network) keeps its thread,
-and no second one starts beside it: later calls wait for their turn, and give up at
-their deadlines without having been begun. Nothing piles up.
+A call that hangs (on a dead disk, or on a database behind a broken network) keeps the
+thread, and no second thread is started: later calls wait for their turn, and give up at
+their deadlines without having started. So hung calls do not accumulate.
 """
 
 import asyncio
@@ -26,18 +26,18 @@ R = TypeVar("R", bound=_Open)
 
 
 class OffLoop:
-    """Runs blocking calls of one owner; on one event loop at a time.
+    """Runs blocking calls of one owner; used on one event loop at a time.
 
-    Lifecycle: the thread begins with the first call; `close` ends it, and the next
-    call begins another one.
+    Lifecycle: the first call starts the thread; `close` ends it, and the next call
+    starts another one.
     """
 
     def __init__(self, name: str, *, clock: Clock) -> None:
         """Prepare; there is no thread yet.
 
         Args:
-            name: of the thread, and of the other side in errors about time.
-            clock: gives meaning to deadlines.
+            name: name of the thread, and of the other side in time-out errors.
+            clock: clock of the deadlines.
         """
         self._name = name
         self._clock = clock
@@ -47,12 +47,12 @@ class OffLoop:
     async def run(self, work: Callable[[], T], *, deadline_s: float) -> T:
         """Run `work` and return its result, or raise its error.
 
-        Where no thread can begin, while the interpreter is ending, it runs on the
-        loop's own thread, unbounded.
+        While the interpreter is shutting down, no thread can be started, and `work`
+        runs on the loop's own thread without a bound.
 
         Raises:
-            RequestTimeoutError: it did not end before the deadline, and may still do
-                what it does; or its turn did not come, and it does nothing.
+            RequestTimeoutError: it did not end before the deadline, and may still take
+                effect; or its turn did not come, and it is not started.
 
         Cancellation: as at the deadline.
         """
@@ -66,15 +66,15 @@ class OffLoop:
                 try:
                     future = call_off_loop(self._executor, work)
                 except RuntimeError:
-                    # The interpreter is ending, and lets no thread begin: a client
-                    # that was not closed still commits.
+                    # The interpreter is shutting down: let a client that was not closed
+                    # still commit.
                     turn.release()
                     return work()
 
                 def end_turn(ended: asyncio.Future[Any]) -> None:
                     turn.release()
                     if not ended.cancelled():
-                        # A caller that gave up does not ask for it any more.
+                        # A caller that gave up will not retrieve the exception.
                         ended.exception()
 
                 future.add_done_callback(end_turn)
@@ -85,7 +85,7 @@ class OffLoop:
             ) from error
 
     def close(self) -> None:
-        """Let the thread end when its call does; does not wait."""
+        """Let the thread end after its present call; does not wait."""
         if self._executor is not None:
             self._executor.shutdown(wait=False)
             self._executor = None
@@ -95,10 +95,10 @@ class OffLoop:
 def call_off_loop(
     threads: Executor, work: Callable[[*A], T], *args: *A
 ) -> asyncio.Future[T]:
-    """Have a call made on one of the threads; return the future of its outcome.
+    """Submit a call to the threads; return the future of its outcome.
 
     Raises:
-        RuntimeError: they were shut down, or no thread can begin.
+        RuntimeError: the threads were shut down, or no thread can be started.
     """
     return asyncio.get_running_loop().run_in_executor(threads, work, *args)
 
@@ -106,8 +106,8 @@ def call_off_loop(
 async def open_off_loop(threads: Executor, opening: Callable[[], R]) -> R:
     """Open a resource on one of the threads; return it, or raise the error.
 
-    Cancellation: a resource opened all the same is closed again, so that others can
-    have it.
+    Cancellation: a resource that is opened anyway is closed again, so that others can
+    use it.
     """
     future = call_off_loop(threads, opening)
     try:
@@ -118,16 +118,16 @@ async def open_off_loop(threads: Executor, opening: Callable[[], R]) -> R:
 
 
 async def close_off_loop(threads: Executor, one: _Open) -> None:
-    """Close a resource on one of the threads; here while the interpreter is ending.
+    """Close a resource on one of the threads; here if the interpreter shuts down.
 
     Args:
-        threads: not shut down.
-        one: its `close` never raises, and is harmless twice.
+        threads: threads that are not shut down.
+        one: resource whose `close` never raises and may be called twice.
     """
     try:
         closing = call_off_loop(threads, one.close)
     except RuntimeError:
-        # No thread begins any more: a client that was not closed still ends.
+        # No thread can be started: let a client that was not closed still end.
         one.close()
         return
     await closing

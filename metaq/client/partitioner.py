@@ -1,18 +1,18 @@
-"""Selectors: which partition a message goes to. Pure.
+"""Selectors, which choose the partition of a message. Pure.
 
 A selector is any callable of (topic, partitions, message) that returns one of the
-partitions. Two attributes, both False where they are missing, say how it is used:
+partitions. Two optional attributes, by default False, control its use:
 
-* `may_move`: a message that certainly was not stored may go to another partition
-  when the chosen one does not take it. Where it is False, the message waits.
-* `sees_absent`: it chooses among all partitions that were ever seen, also those whose
-  broker is away at the moment.
+* `may_move`: if the chosen partition does not take a message, and it certainly was not
+  stored, it may go to another partition. If False, the message waits.
+* `sees_absent`: the selector gets all partitions ever seen, including those whose
+  broker is away now.
 
 Keys. `KeyHash` divides all keys into KEY_SLOTS slots by CRC-32, and gives each slot to
 the partition with the highest weight for it; the weights of a partition are a hash of
-its name `<broker>-<partition>`. A partition's weight does not depend on the others:
-when one goes, its slots alone go elsewhere, and when it returns, they come back. No
-process keeps any state for that, so all producers agree.
+its name `<broker>-<partition>`. Weights do not depend on other partitions: when a
+partition goes away, only its slots move, and when it returns, they move back. This
+needs no stored state, so all producers agree.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -29,8 +29,8 @@ from metaq.record.flags import Headers
 from metaq.zk import paths
 
 KEY_SLOTS: Final = 4096
-"""Number of parts into which keys are divided; it decides the partition of a key, so it
-never changes. Beyond some hundred partitions the shares become uneven."""
+"""Number of slots of keys; must never change, because the partition of a key depends on
+it. With more than some hundred partitions, their shares become uneven."""
 
 _Place: TypeAlias = tuple[str, BrokerId, int]
 
@@ -44,13 +44,13 @@ class OutgoingMessage(NamedTuple):
     data: bytes
     """Application bytes."""
     attribute: str | None = None
-    """Application attribute; "" is one, None is none."""
+    """Application attribute; None: none ("" is an attribute)."""
     key: str | bytes | None = None
-    """Stored with the message; the same key goes to the same partition."""
+    """Stored with the message; equal keys go to the same partition."""
     partition: str | TopicPartition | None = None
-    """To send it there and nowhere else: `<broker>-<partition>`, or a partition."""
+    """Partition to send it to, as `<broker>-<partition>` or a partition; None: any."""
     headers: Headers = ()
-    """Names and bytes, stored with the message in this order."""
+    """Names and values, stored with the message in this order."""
     tag: str | None = None
     """Stored as the header `tag`; a selector finds it in `headers`."""
 
@@ -58,15 +58,15 @@ class OutgoingMessage(NamedTuple):
 Selector: TypeAlias = Callable[
     [str, Sequence[TopicPartition], OutgoingMessage], TopicPartition
 ]
-"""(topic, partitions, message) → one of the partitions. The partitions are sorted by
-broker and number, and at least one; any thread that sends may call."""
+"""(topic, partitions, message) → one of the partitions, of which there is at least one,
+sorted by broker and number. Called on any thread that sends."""
 
 
 class RoundRobin:
-    """One partition after the other; the default for messages without a key.
+    """Selects one partition after the other; the default for messages without a key.
 
-    The first message goes to the second partition, as with MetaQ's clients
-    (docs/metaq-1.4/client.md 7.2). Safe in threads; all topics share the counter.
+    The first message goes to the second partition, as in MetaQ's clients
+    (docs/metaq-1.4/client.md 7.2). Thread-safe; all topics share the counter.
     """
 
     may_move: Final = True
@@ -86,11 +86,11 @@ class RoundRobin:
 
 
 class KeyHash:
-    """The same key to the same partition; the default for messages with a key.
+    """Selects the same partition for equal keys; the default for messages with a key.
 
-    With `wait=False` the keys of a broker that is away go to the others until it is
-    back, and no message waits; the order of such a key is kept within each partition
-    only. With `wait=True` they wait for their partition, up to the deadline.
+    With `wait=False`, keys of a broker that is away go to other brokers until it is
+    back, so that no message waits; the order of such a key is only kept within each
+    partition. With `wait=True` they wait for their partition, up to the deadline.
     """
 
     may_move: Final = False
@@ -102,7 +102,7 @@ class KeyHash:
     def __call__(
         self, topic: str, partitions: Sequence[TopicPartition], message: OutgoingMessage
     ) -> TopicPartition:
-        """Return the partition of the message's key; no key is the empty key."""
+        """Return the partition of the message's key; without a key, of b""."""
         # A transaction chooses among the partitions of its broker, others among all.
         place = topic, partitions[0].broker_id, len(partitions)
         known = self._tables.get(place)
@@ -115,7 +115,7 @@ class KeyHash:
 
 
 class Pinned:
-    """Everything to one partition."""
+    """Selects one fixed partition for all messages."""
 
     may_move: Final = False
     sees_absent: Final = True
@@ -124,12 +124,12 @@ class Pinned:
         """Choose the partition.
 
         Args:
-            partition: `<broker>-<partition>`, or a number, which means the first
-                broker that has a partition of this number.
+            partition: `<broker>-<partition>`, or a number, which selects the first
+                broker that has a partition with this number.
 
         Raises:
-            ConfigError: the text is no partition.
-            TypeError: neither text nor number.
+            ConfigError: the text is not a partition.
+            TypeError: it is neither text nor number.
         """
         self._number = partition if isinstance(partition, int) else None
         self._name = None
@@ -142,10 +142,10 @@ class Pinned:
         partitions: Sequence[TopicPartition],
         message: OutgoingMessage,  # a selector's signature
     ) -> TopicPartition:
-        """Return the partition, also one that was not seen yet.
+        """Return the partition, even if a named one was not seen yet.
 
         Raises:
-            NoBrokerError: no broker has a partition of this number.
+            NoBrokerError: no broker has a partition with this number.
         """
         if self._name is not None:
             return TopicPartition(topic, self._name.broker_id, self._name.partition)
@@ -160,7 +160,7 @@ def parse_partition(topic: str, text: object) -> TopicPartition:
 
     Raises:
         TypeError: it is neither a text nor a partition.
-        ConfigError: the text is something else, or the partition of another topic.
+        ConfigError: the text is invalid, or the partition is of another topic.
     """
     wanted = "'<broker>-<partition>', such as '0-1'"
     if isinstance(text, TopicPartition):
@@ -180,7 +180,7 @@ def parse_partition(topic: str, text: object) -> TopicPartition:
 
 
 def slots_of(keys: Iterable[bytes]) -> list[int]:
-    """Return the slot of each key, in order; the same as `slot_of`."""
+    """Return the slot of each key, in order, as `slot_of`."""
     return [value % KEY_SLOTS for value in map(crc32, keys)]
 
 
@@ -200,12 +200,12 @@ def slot_of(key: str | bytes) -> int:
 
 
 def plan_slots(partitions: Sequence[TopicPartition]) -> list[int]:
-    """Return for each slot the position in `partitions` that it belongs to.
+    """Return for each slot the index of its partition in `partitions`.
 
     Costs about half a millisecond per partition.
     """
     best: list[tuple[int, int]] = [(-1, -1)] * KEY_SLOTS
-    # In the order of the names, so that the list's own order decides nothing.
+    # In the order of names, so that the result does not depend on the list's order.
     for at in sorted(range(len(partitions)), key=lambda at: partitions[at].name):
         best = list(map(max, best, zip(_weights(partitions[at]), repeat(at))))
     return list(map(itemgetter(1), best))

@@ -1,21 +1,20 @@
-"""Offsets in a database: MetaQ's table, through SQLAlchemy (extra `sql`).
+"""Stores offsets in MetaQ's database table, through SQLAlchemy (extra `sql`).
 
     topic  partition  group_id  offset  msg_id        one row per (topic, partition,
     test   0-1        group-1   4096    17            group_id), 0-1 = broker-partition
 
-MetaQ inserts a row under the consumer's id in place of the group, so its own updates
-never find it. Here a row is updated by group, and inserted when there is none.
+MetaQ inserts a row with the consumer's id instead of the group, so its own updates
+never find it. Here a row is updated by group, and inserted if there is none.
 
-Databases differ in what they take for equal, in what they count, and in whom they let
-wait: a table that is made here compares names byte by byte, one that takes `G` for `g`
-is refused when a row is read, and a count of updated rows is checked by a question when
-it says none.
+Databases differ in how they compare names and count updated rows. A table created here
+compares names byte by byte; one that treats `G` and `g` as equal is refused when a row
+is read; and if an update counts no rows, a query checks whether the row exists.
 
-A transaction that fails is made again as a whole, a bounded number of times: after a
-deadlock, a conflict of serializable transactions, a row that another member inserted
-in between, a lost connection. Which class of error means which differs between the
-drivers, so all are alike; and there is no savepoint, for a deadlock takes those with
-it.
+A failed transaction is repeated as a whole, a bounded number of times: after a
+deadlock, a conflict of serializable transactions, a row that another member inserted at
+the same time, a lost connection. Drivers use different error classes for these, so all
+errors of the database are handled alike. There is no savepoint, because a deadlock
+rolls it back too.
 
 Source: docs/metaq-1.4/client.md 13 and 21, row 6.
 """
@@ -48,11 +47,11 @@ except ModuleNotFoundError as missing:
 
 TABLE: Final = "meta_topic_partition_group_offset"
 NAME_CHARS_MAX: Final = 255
-"""Length of the columns of names in a table that is made here."""
+"""Length of the columns for names in a table created here, in characters."""
 CLOSE_TIMEOUT_S: Final = 5.0
 TRANSACTION_TRIES: Final = 10
-"""Attempts at a transaction before its error is raised; of members that commit at once,
-each time one at least gets through."""
+"""Maximum number of attempts at a transaction; of members that commit at the same time,
+at least one succeeds in each attempt."""
 BACKOFF: Final = Backoff(first_s=0.005, max_s=0.1)
 
 T = TypeVar("T")
@@ -71,7 +70,7 @@ _NAME: Final = (
 
 
 def offsets_table(name: str) -> sa.Table:
-    """Return MetaQ's table, as it is made in any database that has none."""
+    """Return MetaQ's table, as it is created in a database without it."""
     return sa.Table(
         name,
         sa.MetaData(),
@@ -84,11 +83,11 @@ def offsets_table(name: str) -> sa.Table:
 
 
 class SqlOffsets:
-    """An `OffsetStore` in a table of any database that SQLAlchemy knows.
+    """An `OffsetStore` in a table of any database that SQLAlchemy supports.
 
-    Durable: a commit is one transaction of the database, over when it returns.
+    Durability: a commit is one transaction of the database, complete on return.
     Concurrency: one event loop at a time; several objects and processes may share the
-    table. One connection, made when it is needed, and made again when it was lost.
+    table. Uses one connection, opened when needed and reopened when lost.
     """
 
     def __init__(
@@ -104,25 +103,25 @@ class SqlOffsets:
         Args:
             url: SQLAlchemy's URL of the database, with one of its blocking drivers:
                 `postgresql+psycopg://user@host/name`.
-            table: its name.
-            create: make the table when it is not there.
-            clock: gives meaning to deadlines, for tests.
+            table: name of the table.
+            create: create the table if it does not exist.
+            clock: clock of the deadlines, for tests.
 
         Raises:
-            ConfigError: the URL is none, its driver is not installed, or is one for
+            ConfigError: the URL is invalid, its driver is not installed, or is one for
                 `asyncio`.
         """
         try:
             self._engine = sa.create_engine(url, pool_pre_ping=True)
         except (ArgumentError, ModuleNotFoundError) as error:
-            # What was given is not repeated: it may hold a password.
+            # The URL is not in the text, because it may contain a password.
             raise ConfigError(f"offsets in a database: {error}") from error
         if self._engine.dialect.is_async:
             raise ConfigError(
                 "offsets in a database: expected a driver that blocks, which gets a"
                 f" thread of its own, got {self._engine.driver}"
             )
-        # Options of drivers hold passwords and keys, too.
+        # Without the options of the driver, which may contain passwords and keys.
         place = self._engine.url.set(query={})
         self._name = f"offsets in {place.render_as_string()}, table {table}"
         self._table = offsets_table(table)
@@ -133,11 +132,11 @@ class SqlOffsets:
     async def load(
         self, group: str, partition: TopicPartition, *, deadline_s: float
     ) -> GroupOffset | None:
-        """Return the committed offset; None when there is none.
+        """Return the committed offset; None if there is none.
 
         Raises:
-            OffsetStoreError: the database refused, or its value is no offset.
-            RequestTimeoutError: it does not answer.
+            OffsetStoreError: the database refused, or its value is not an offset.
+            RequestTimeoutError: the database does not answer.
         """
         work = partial(self._load, group, partition, deadline_s)
         return await self._off_loop.run(work, deadline_s=deadline_s)
@@ -150,21 +149,21 @@ class SqlOffsets:
         Raises:
             OffsetStoreError, RequestTimeoutError: as for `load`.
 
-        Cancellation: what was sent may still be stored.
+        Cancellation: the offsets may still be stored.
         """
-        del fence  # a database knows nothing of owners
+        del fence  # a database does not know the owners of partitions
         if offsets:
             work = partial(self._commit, group, dict(offsets), deadline_s)
             await self._off_loop.run(work, deadline_s=deadline_s)
         return {}
 
     async def close(self) -> None:
-        """Give the connection back; the next call makes another one."""
+        """Close the connection; the next call opens another one."""
         deadline_s = self._clock.monotonic_s() + CLOSE_TIMEOUT_S
         try:
             await self._off_loop.run(self._engine.dispose, deadline_s=deadline_s)
         except (MetaqError, SQLAlchemyError):
-            # Whatever is left of a connection that hangs goes with its thread.
+            # A hung connection ends with its thread.
             return
         finally:
             self._off_loop.close()
@@ -186,7 +185,7 @@ class SqlOffsets:
                 f"{self._name}: expected the row of {wanted}, got that of {found}: the"
                 " names need a collation that keeps them apart"
             )
-        # Tables that others made may have columns of decimals.
+        # Tables created by others may have decimal columns.
         if not isinstance(offset, int | Decimal) or not 0 <= offset <= MAX_OFFSET:
             raise OffsetStoreError(
                 f"{self._name}: group {group}, {partition}: expected an offset from 0"
@@ -199,7 +198,7 @@ class SqlOffsets:
 
     def _commit(self, group: str, offsets: Offsets, deadline_s: float) -> None:
         def store(connection: sa.Connection) -> None:
-            # In one order everywhere: rows that two members lock never cross.
+            # Sorted, so that all members lock rows in the same order.
             for partition in sorted(offsets):
                 self._upsert(connection, _key(group, partition), offsets[partition])
 
@@ -230,12 +229,12 @@ class SqlOffsets:
         values = {"offset": offset.offset, "msg_id": message_id}
         update = self._table.update().filter_by(**key).values(values)
 
-        # Some count only what became different, some do not count at all.
+        # Some databases count only changed rows, some do not count at all.
         if connection.execute(update).rowcount > 0:
             return
         question = self._table.select().filter_by(**key)
         if connection.execute(question).first() is not None:
-            # It was there, or came in between.
+            # The row existed, or was inserted in between.
             connection.execute(update)
             return
         connection.execute(self._table.insert().values({**key, **values}))
@@ -246,7 +245,7 @@ class SqlOffsets:
         try:
             self._table.create(self._engine, checkfirst=True)
         except SQLAlchemyError:
-            # Two that look at once both find no table, and one is late.
+            # Another process may have created the table at the same time.
             if not sa.inspect(self._engine).has_table(self._table.name):
                 raise
         self._is_creation_due = False
@@ -260,5 +259,5 @@ class SqlOffsets:
 
 
 def _key(group: str, partition: TopicPartition) -> dict[str, str]:
-    """Return the columns that name a row, in the order of the table."""
+    """Return the key columns of a row, in the order of the table."""
     return {"topic": partition.topic, "partition": partition.name, "group_id": group}

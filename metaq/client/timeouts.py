@@ -12,17 +12,18 @@ from metaq.errors import ClosedError, MetaqError, RequestTimeoutError
 _log = logging.getLogger(__name__)
 
 SIGNAL_S: Final = 1.0
-"""Interval at which a thread that waits for ever looks for signals."""
+"""Interval at which a thread that waits without a limit checks for signals, in
+seconds."""
 
 T = TypeVar("T")
 
 
 async def within(timeout: float | None, work: Awaitable[T], what: str) -> T:
-    """Return what `work` returns, if it does so in time.
+    """Return the result of `work`, if it ends in time.
 
     Args:
-        timeout: seconds; None waits as long as it takes.
-        work: cancelled at the end of the time.
+        timeout: seconds; None waits without a limit.
+        work: work to wait for; cancelled at the time-out.
         what: subject of the error's sentence.
 
     Raises:
@@ -41,7 +42,7 @@ async def within(timeout: float | None, work: Awaitable[T], what: str) -> T:
 def spawn(
     work: Coroutine[Any, Any, None], name: str, on_failed: Callable[[MetaqError], None]
 ) -> asyncio.Task[None]:
-    """Begin a task that waits for no one; its failure is logged and reported."""
+    """Start a background task; its failure is logged and passed to `on_failed`."""
 
     def on_done(task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -60,16 +61,16 @@ def finish(future: asyncio.Future[T], result: T) -> None:
 
 
 def require_loop(loop: asyncio.AbstractEventLoop, what: object) -> None:
-    """Raise where an object is used on another event loop than its own.
+    """Raise if an object is used on an event loop other than its own.
 
     There its timers would never fire, and its waits never end.
 
     Args:
-        loop: the object's own.
-        what: subject of the error's sentence; its text is made only then.
+        loop: event loop of the object.
+        what: subject of the error's sentence; converted to text only for an error.
 
     Raises:
-        ClosedError: another loop runs here, or none.
+        ClosedError: another loop runs in this thread, or none.
     """
     try:
         if asyncio.get_running_loop() is loop:
@@ -89,18 +90,18 @@ def wait_for(
     is_met: Callable[[], object],
     timeout_s: float | None,
 ) -> bool:
-    """Wait as `condition.wait_for` does, also for ever, and hear every Ctrl-C.
+    """Wait as `condition.wait_for`, but notice every Ctrl-C.
 
-    A signal that comes in the very moment in which a thread falls asleep is noted and
-    wakes no thread: a wait for ever looks now and then.
+    A signal at the moment when a thread falls asleep is noted without waking it, so a
+    wait without a limit wakes at intervals.
 
     Args:
         condition: held by the caller.
         is_met: the awaited condition.
-        timeout_s: longest wait; None waits for ever.
+        timeout_s: maximum wait, in seconds; None waits without a limit.
 
     Returns:
-        Whether it is met; False when the time was over before.
+        Whether the condition is met; False after a time-out.
     """
     if timeout_s is not None:
         return bool(condition.wait_for(is_met, timeout_s))
@@ -110,18 +111,18 @@ def wait_for(
 
 
 class Closable(Protocol):
-    """Object made by a client, which closes it at the latest."""
+    """Object made by a client, which closes it in the end."""
 
     @property
     def is_closed(self) -> bool:
         """Whether `close` was called."""
 
     async def close(self, timeout: float | None = None) -> None:
-        """Close it within so many seconds; None: in its own time."""
+        """Close it within `timeout` seconds; None: the object's own limit."""
 
 
 class ClosedByBlock:
-    """Object of a client that the end of its block closes."""
+    """Object of a client that is closed at the end of its `async with` block."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -133,12 +134,12 @@ class ClosedByBlock:
 async def close_all(
     children: Sequence[Closable], deadline_s: float | None, clock: Clock
 ) -> None:
-    """Close all at once; never raises.
+    """Close all concurrently; never raises.
 
     Args:
         children: the objects to close.
-        deadline_s: absolute; None leaves each the time of its own `close`.
-        clock: judges the deadline.
+        deadline_s: monotonic deadline; None: the own limit of each object's `close`.
+        clock: clock of the deadline.
     """
     left_s = None
     if deadline_s is not None:
@@ -148,5 +149,5 @@ async def close_all(
     )
     for child, end in zip(children, ends, strict=True):
         if end is not None:
-            # A bug; the others and the connections are closed all the same.
+            # A bug; the others and the connections are closed anyway.
             _log.error("closing failed: child=%r", child, exc_info=end)

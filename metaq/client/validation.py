@@ -1,4 +1,4 @@
-"""Numbers that users give: refused at the call where they mean nothing. Pure."""
+"""Checks of numbers and times in arguments and options. Pure."""
 
 import datetime as dt
 import math
@@ -8,34 +8,34 @@ from metaq.errors import ConfigError
 from metaq.model import MAX_OFFSET, Millis
 
 SECONDS_MAX: Final = 1_000_000_000
-"""Longest time: three decades. Clocks of the system take some more, and no infinity."""
+"""Maximum time in seconds, about three decades; system clocks accept no infinity."""
 
 EPOCH: Final = dt.datetime.fromtimestamp(0, dt.UTC)
-"""Zero of the times of messages."""
+"""Start of the times of messages."""
 
 WHOLE_MAX: Final = 2**63 - 1
 
 WIRE_BYTES_MAX: Final = 2**31 - 1
-"""Largest size that a get can ask for: 32 bits, signed."""
+"""Maximum size that a get can request: a signed number of 32 bits."""
 
 
 def wrong_type(name: str, wanted: str, value: object) -> TypeError:
-    """Return the error of an argument of another type than the wanted one."""
+    """Return the error about an argument of a wrong type."""
     return TypeError(
         f"{name}: expected {wanted}, got {type(value).__name__} {value!r:.80}"
     )
 
 
 def check_seconds(name: str, value: object, *, may_be_zero: bool = True) -> None:
-    """Refuse a value that is no time from 0 to SECONDS_MAX.
+    """Refuse a value that is not a number of seconds from 0 to SECONDS_MAX.
 
     Args:
-        name: of the option or argument, for the error.
-        value: what was given.
-        may_be_zero: 0 is a time, too.
+        name: name of the option or argument, for the error.
+        value: the value.
+        may_be_zero: whether 0 is accepted.
 
     Raises:
-        TypeError: no number, or a boolean.
+        TypeError: not a number, or a boolean.
         ConfigError: not a number (NaN), or out of range.
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -48,7 +48,7 @@ def check_seconds(name: str, value: object, *, may_be_zero: bool = True) -> None
 
 
 def check_timeout(timeout: float | None) -> None:
-    """Refuse a time-out that is neither None nor a time; see `check_seconds`.
+    """Refuse a time-out that is neither None nor valid seconds; see `check_seconds`.
 
     Raises:
         TypeError, ConfigError: it is neither.
@@ -58,10 +58,10 @@ def check_timeout(timeout: float | None) -> None:
 
 
 def check_whole(name: str, value: object, low: int, high: int = WHOLE_MAX) -> None:
-    """Refuse a value that is no whole number from `low` to `high`.
+    """Refuse a value that is not a whole number from `low` to `high`.
 
     Raises:
-        TypeError: no `int` (those of other libraries are none), or a boolean.
+        TypeError: not an `int` (integers of other libraries are not), or a boolean.
         ConfigError: out of range.
     """
     if isinstance(value, bool) or not isinstance(value, int):
@@ -73,24 +73,25 @@ def check_whole(name: str, value: object, low: int, high: int = WHOLE_MAX) -> No
 
 
 def check_offset(name: str, value: object) -> None:
-    """Refuse a value that is no offset.
+    """Refuse a value that is not an offset.
 
     Raises:
-        ConfigError: no whole number of 0 or more in 63 bits.
+        TypeError: not an `int`, or a boolean.
+        ConfigError: negative, or more than 63 bits.
     """
     check_whole(name, value, 0, MAX_OFFSET)
 
 
 def moment_ms(name: str, value: object) -> Millis:
-    """Return a moment in ms since 1970, rounded up, and 0 for an earlier one.
+    """Return a `datetime` in ms since 1970, rounded up; 0 for earlier ones.
 
     Args:
-        name: of the argument, for the error.
-        value: what was given.
+        name: name of the argument, for the error.
+        value: the value.
 
     Raises:
         ConfigError: it has no time zone.
-        TypeError: it is no `datetime`.
+        TypeError: it is not a `datetime`.
     """
     if not isinstance(value, dt.datetime):
         raise wrong_type(name, "a datetime with a time zone", value)
@@ -103,12 +104,12 @@ def moment_ms(name: str, value: object) -> Millis:
 
 
 def moment_of(ms: int) -> dt.datetime:
-    """Return the moment so many ms after 1970, with the time zone UTC."""
+    """Return the `datetime` at `ms` since 1970, in UTC."""
     return EPOCH + dt.timedelta(milliseconds=ms)
 
 
 def _shown(value: float) -> str:
-    """Return a number for a sentence: int() of a user may have a million digits."""
+    """Return a number as text; one with too many digits is abbreviated."""
     if isinstance(value, int) and not -WHOLE_MAX <= value <= WHOLE_MAX:
         digits = int(value.bit_length() * math.log10(2))
         return f"about {'-' if value < 0 else ''}10^{digits}"

@@ -1,18 +1,19 @@
-"""Message boundaries: at an offset or beside it, and so many messages before it.
+"""Finds message boundaries: near an offset, and a number of messages before it.
 
 A log is addressed by bytes, so the offset of the n-th message before another one has to
-be searched. Our brokers say where records begin, and count them: the range is halved
-until it is one window, and only that is read. MetaQ 1.4's brokers know neither, so the
-log is read backwards, window by window, and records are found by their checksums:
+be searched for. Our brokers return record boundaries and count records: the range is
+halved until it is one window, and only that is read. MetaQ 1.4 brokers do neither, so
+the log is read backwards, window by window, and records are found by their checksums:
 
     start     trusted                     end, a known boundary
       |--slack--|-----------window---------|
            |--record--|--record--|--record-|
 
-A chain of records counts only when it ends exactly at the known boundary. A message may
-hold records itself, and they chain as well; so nothing is believed that begins less
-than SLACK_BYTES after the first byte of a window: a message around it would begin
-earlier, and its chain is the one that is found. The log start needs no slack.
+A chain of records counts only if it ends exactly at the known boundary. A message may
+itself contain records, which form a chain too. So records that begin less than
+SLACK_BYTES after the start of a window are not trusted, because an enclosing message
+could begin before the window; later ones are, because the chain of an enclosing message
+would have been found. The log start needs no slack.
 
 Source: docs/metaq-1.4/client.md 2.4; docs/protocol.md, questions.
 """
@@ -37,14 +38,15 @@ from metaq.record.scan import (
 )
 
 SLACK_BYTES: Final = 1024 * 1024
-"""A message that holds records may be so long: the largest one that consumers of MetaQ
-1.4 can read. Only over its brokers."""
+"""Maximum size of a message that contains records: the largest that MetaQ 1.4 consumers
+can read. Only used with MetaQ 1.4 brokers."""
 WINDOW_BYTES: Final = 2 * SLACK_BYTES
-"""Bytes that are read at once, unless a message is longer."""
+"""Size of a window, unless a message is longer."""
 WINDOW_BYTES_MAX: Final = 64 * 1024 * 1024
-"""A window without a chain of records is doubled up to this size; then it is damage."""
+"""Size up to which a window without a chain of records is doubled; then it is
+damaged."""
 EFFORT_MAX: Final = 512 * 1024 * 1024
-"""Bytes of checksums computed in vain in one window, as `search_next_record` counts."""
+"""Maximum bytes checksummed in vain in one window, as `search_next_record` counts."""
 
 
 async def offset_back(
@@ -57,28 +59,28 @@ async def offset_back(
 ) -> Offset:
     """Return the offset of the message that is `count` messages before `offset`.
 
-    The work is bounded. Our brokers are asked two questions for each time that the log
-    is twice as long as a window; then at most WINDOW_BYTES are read. Of MetaQ 1.4's
-    brokers about twice the bytes of these messages are read, at least a window.
+    The work is bounded. Our brokers get two queries for each halving of the log down to
+    a window; then at most WINDOW_BYTES are read. From MetaQ 1.4 brokers, about twice
+    the bytes of these messages are read, at least a window.
 
     Args:
         context: the client's parts.
-        partition: whose log.
-        offset: a message boundary; outside the log, its start or its end is taken.
-        count: how many messages, 0 or more.
-        deadline_s: when to give up.
+        partition: partition of the log.
+        offset: a message boundary; outside the log, its start or end is used instead.
+        count: number of messages, 0 or more.
+        deadline_s: deadline, monotonic.
 
     Returns:
-        A message boundary: the log start where it has fewer messages before `offset`; 0
+        A message boundary; the log start if there are fewer messages before `offset`; 0
         without a log.
 
     Raises:
-        CorruptRecordError: bytes after the answer are damaged, so they cannot be
-            counted. Older damage does not matter, but where bytes of a MetaQ 1.4 broker
-            are missing in the same window.
-        NoRecordError: `offset` is no boundary; of a MetaQ 1.4 broker it is a
+        CorruptRecordError: bytes between the result and `offset` are damaged, so that
+            messages cannot be counted. Older damage is no error, except missing bytes
+            of a MetaQ 1.4 broker in the same window.
+        NoRecordError: `offset` is not a boundary; for MetaQ 1.4 brokers this is a
             CorruptRecordError.
-        NoBrokerError: the broker is not there.
+        NoBrokerError: the broker is not registered.
         WireError: the broker refused.
     """
     log = _Log(context, partition, deadline_s)
@@ -108,22 +110,22 @@ async def require_boundary(
     *,
     deadline_s: float,
 ) -> None:
-    """Refuse an offset at which no message begins, and the log does not end.
+    """Refuse an offset that is neither the start of a message nor the log end.
 
-    Our brokers know it. Of MetaQ 1.4's, WINDOW_BYTES around it are read: it is a
-    boundary where records lead there.
+    Our brokers check it. From MetaQ 1.4 brokers, WINDOW_BYTES around it are read: it is
+    a boundary if adjacent records end there.
 
     Args:
         context: the client's parts.
-        partition: whose log.
+        partition: partition of the log.
         offset: the offset.
-        deadline_s: when to give up.
+        deadline_s: deadline, monotonic.
 
     Raises:
         ClientError: it is outside the log, or within a message; the text names the
-            boundaries on either side, as far as they can be known.
+            boundaries on either side, if they are known.
         CorruptRecordError: it is in damaged bytes.
-        NoBrokerError: the broker is not there.
+        NoBrokerError: the broker is not registered.
         WireError: the broker refused.
     """
     log = _Log(context, partition, deadline_s)
@@ -136,7 +138,7 @@ async def require_boundary(
         )
     near: list[Offset] = []
     try:
-        # What is before it may be damaged, and the reason to go on here.
+        # An empty range, because bytes before the offset may be damaged.
         await log.count(offset, offset)
         near = [offset]
     except CannotAnswerError:
@@ -152,13 +154,13 @@ async def require_boundary(
 
 
 class _Log(LogQueries):
-    """One log, as it is asked and read."""
+    """Queries about one log, and reads of it."""
 
     async def read(self, start: Offset, end: Offset) -> bytes:
         """Return the bytes from `start` to `end`.
 
         Raises:
-            CorruptRecordError: the broker has not all of them.
+            CorruptRecordError: the broker does not have all of them.
         """
         data = bytearray()
         while (at := Offset(start + len(data))) < end:
@@ -169,10 +171,10 @@ class _Log(LogQueries):
         return bytes(data)
 
     async def around(self, offset: Offset, low: Offset, end: Offset) -> list[Offset]:
-        """Return the boundaries beside an offset within low..end, both boundaries.
+        """Return the nearest boundaries of an offset within low..end, both boundaries.
 
-        The first one may be the offset itself. Either may be missing: only records that
-        are there as a whole show them.
+        The first one may be the offset itself. Either may be missing, because only
+        complete records show boundaries.
         """
         start = Offset(max(low, offset - SLACK_BYTES))
         data = await self.read(start, Offset(min(end, offset + SLACK_BYTES)))
@@ -201,18 +203,19 @@ class _SearchBack:
 
     log: _Log
     low: Offset
-    """A boundary; it is not before this one."""
+    """A boundary at or before the message."""
     end: Offset
-    """A boundary; with none left, the answer."""
+    """A boundary after the message; the result once `left` is 0."""
     left: int
     counts: bool = True
+    """Whether the broker counts messages and returns boundaries."""
     size_bytes: int = WINDOW_BYTES
-    """Of the next window."""
+    """Size of the next window."""
     damage: CorruptRecordError | None = None
     """The damage that ends at `low`."""
 
     async def step(self) -> None:
-        """Bring `low` or `end` nearer; raises as the questions, and as the window."""
+        """Narrow the range; raises as the queries, and as `_read_window`."""
         if self.counts and self.end - self.low > WINDOW_BYTES:
             await self._halve()
             return
@@ -223,10 +226,10 @@ class _SearchBack:
             self.end, self.left = found[-count], self.left - count
 
     async def pass_damage(self, error: CorruptRecordError) -> None:
-        """Look at what comes after it alone; raise it if that is nothing."""
+        """Restrict the range to the bytes after damage; raise it if there are none."""
         start, after = await self.log.nearest(Offset(0)), error.next_good_offset
         if start is not None and start > self.low:
-            # Retention has deleted it, or the bytes were never damaged.
+            # Retention has deleted the bytes, which may not have been damaged.
             self.low = start
         elif after is not None and self.low < after < self.end:
             self.low, self.damage = after, error
@@ -234,9 +237,9 @@ class _SearchBack:
             raise error
 
     async def _halve(self) -> None:
-        """Find in which half of the range the message is."""
+        """Reduce the range to the half that has the message."""
         cuts = await self.log.cut(self.low, self.end, 1)
-        # Without a cut it is one message.
+        # Without a cut, the range is one message.
         cut = cuts[0] if cuts else self.low
         count = await self.log.count(cut, self.end)
         if cuts and count >= self.left:
@@ -247,12 +250,12 @@ class _SearchBack:
     async def _read_window(self) -> list[Offset]:
         """Return the starts of the last records before `end`.
 
-        They are adjacent, and the last one ends at `end`; none when the window has to
-        be longer.
+        They are adjacent, and the last one ends at `end`; [] if the window must be
+        longer.
 
         Raises:
-            CorruptRecordError: no records lead from `low`, or from the longest window,
-                to `end`.
+            CorruptRecordError: no adjacent records from `low`, or within the longest
+                window, end at `end`.
         """
         start = Offset(max(self.low, self.end - self.size_bytes))
         starts, broken = _chain_to_end(await self.log.read(start, self.end))
@@ -269,9 +272,10 @@ class _SearchBack:
 
 
 def _chains(data: bytes) -> Iterator[tuple[list[Position], ScanResult]]:
-    """Yield the starts of records that are adjacent, and where they end.
+    """Yield the starts of each chain of adjacent records, and its end.
 
-    What follows them is no record, or is cut off; the next ones are searched there.
+    A chain ends at bytes that are not a complete record; the next chain is searched for
+    after them.
     """
     at, is_found = Position(0), True
     while is_found:
@@ -284,14 +288,14 @@ def _chains(data: bytes) -> Iterator[tuple[list[Position], ScanResult]]:
 
 
 def _chain_to_end(data: bytes) -> tuple[list[Position], Position]:
-    """Return the starts of the records that lead to the end of the bytes.
+    """Return the starts of the records in the chain that ends at the end of the bytes.
 
-    Also where the records before them broke off.
+    Also returns the position at which the chain before it ended.
     """
     broken = Position(0)
     for starts, ending in _chains(data):
         if isinstance(ending, CleanEnd):
-            # Zero bytes look like empty records; only a known boundary is believed.
+            # Zero bytes look like empty records; they only count at a known boundary.
             is_blank = starts[0] > 0 and is_blank_to_end(data, starts[0])
             return ([] if is_blank else starts), broken
         broken = ending.position

@@ -1,9 +1,9 @@
-"""Facts about one broker and its topics, read from its `stats`. Pure.
+"""Facts about one broker and its topics, parsed from its `stats`. Pure.
 
-Nothing on the wire says how many partitions a topic has; ZooKeeper does. A broker that
-is known by its address alone says which topics have a log, which logs those are, and
-what its configuration file says, if that can be read by others. The number of a
-topic's partitions is the largest that any of these names, and one where none does.
+The number of a topic's partitions is in ZooKeeper, but no command returns it. So for a
+broker known by its address alone, it is derived from the broker's topics, logs and
+configuration file (if the broker returns a readable one): the largest number that
+follows from any of these, or 1.
 
 Source: docs/metaq-1.4/broker.md 2.2 and 7.1, docs/metaq-1.4/client.md 4.
 """
@@ -23,33 +23,33 @@ from metaq.zk.cluster import PARTITIONS_MAX
 BROKER_ID_MAX: Final = 1023
 """Largest broker id: ten bits of each message id."""
 
-_DIGITS_MAX: Final = 9  # int() is never fed a megabyte of digits
+_DIGITS_MAX: Final = 9  # bounds the work of int()
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerFacts:
-    """Facts that one broker gave at one moment."""
+    """Facts about one broker at one moment."""
 
     broker_id: BrokerId
     is_follower: bool
-    """It copies another broker's partitions, and takes no puts."""
+    """Whether it copies another broker's partitions and takes no puts."""
     counts: Mapping[str, int]
-    """Topic that the broker names → number of partitions, 1 or more; no patterns."""
+    """Named topic → number of partitions, 1 or more; without patterns."""
     refused_puts: frozenset[str]
-    """Topics of them that take no puts (`acceptPublish=false`)."""
+    """Topics in `counts` that take no puts (`acceptPublish=false`)."""
     refused_gets: frozenset[str]
-    """Topics of them that are not read (`acceptSubscribe=false`)."""
+    """Topics in `counts` that are not read (`acceptSubscribe=false`)."""
     rules: TopicRules
-    """Rules for the other topics it takes."""
+    """Rules for the other topics that it accepts."""
     config: BrokerConfig | None
-    """Its configuration; None when it gave no readable one."""
+    """Its configuration; None if it returned no readable one."""
     epoch: int = 0
-    """Number of its term as the leader of a set; 0 for all others."""
+    """Leader epoch, if it leads a replica set; otherwise 0."""
     exchanges: frozenset[str] = frozenset()
     """Names of the exchanges that it serves."""
 
     def partition_count(self, topic: str) -> int:
-        """Return the number of a topic's partitions; 0 where it is not served."""
+        """Return the number of a topic's partitions; 0 if it is not served."""
         if topic in self.counts:
             return self.counts[topic]
         if topic in self.exchanges or not self.rules.accepts(topic):
@@ -57,11 +57,11 @@ class BrokerFacts:
         return 1 if self.config is None else _configured_count(self.config, topic)
 
     def takes_puts(self, topic: str) -> bool:
-        """Tell whether producers may put to a topic that is served."""
+        """Return whether producers may put to a served topic."""
         return not self.is_follower and topic not in self.refused_puts
 
     def takes_gets(self, topic: str) -> bool:
-        """Tell whether consumers may read a topic that is served."""
+        """Return whether consumers may read a served topic."""
         return topic not in self.refused_gets
 
 
@@ -74,18 +74,18 @@ def parse_facts(
     exchanges: str = "",
     source: str,
 ) -> BrokerFacts:
-    """Read the bodies of `stats` replies.
+    """Parse the bodies of `stats` replies.
 
     Args:
-        broker: of `stats` without an item.
-        topics: of `stats topics`.
-        offsets: of `stats offsets`.
-        config: of `stats config`; None when it was refused.
-        exchanges: of `stats exchanges`; "" for a broker that has none.
-        source: the broker's address, for messages.
+        broker: body of `stats` without an item.
+        topics: body of `stats topics`.
+        offsets: body of `stats offsets`.
+        config: body of `stats config`; None if it was refused.
+        exchanges: body of `stats exchanges`; "" for a broker that has none.
+        source: the broker's address, for error texts.
 
     Raises:
-        UnexpectedReplyError: there is no broker id in it.
+        UnexpectedReplyError: `broker` has no valid broker id.
     """
     stats = {words[0]: words[-1] for words in _lines(broker)}
     broker_id = _number(stats.get("broker_id", ""))
@@ -125,13 +125,13 @@ def parse_facts(
 
 
 def read_closed(stats: Mapping[str, str]) -> frozenset[str] | None:
-    """Return which partitions a broker has closed, as `<topic>-<number>`.
+    """Return the closed partitions of a broker, as `<topic>-<number>`.
 
     Args:
-        stats: of its `stats`, name → value.
+        stats: name → value of its `stats`.
 
     Returns:
-        None for a broker that does not say, as MetaQ 1.4.
+        The partitions; None if the broker does not report them, as MetaQ 1.4.
     """
     value = stats.get("closed_partitions")
     return None if value is None else frozenset(value.split(" ")[1:])
@@ -181,7 +181,7 @@ def _parse_settings(text: str | None, broker: str, source: str) -> BrokerConfig 
     try:
         return parse_config(text.encode(), source, overrides)
     except ConfigError:
-        # No settings, or some that only the broker itself understands.
+        # Not a configuration, or one with settings of another version.
         return None
 
 

@@ -1,7 +1,4 @@
-"""Brokers that have left a record, and the partitions of topics.
-
-Topics are named, or match a pattern.
-"""
+"""Finds topics, their partitions, and the brokers that are or were registered."""
 
 import re
 from collections.abc import Collection, Iterable, Sequence
@@ -31,8 +28,8 @@ from metaq.zk.znodes import decode_address
 
 NAMES_SHOWN_MAX: Final = 10
 NEW_TOPIC_S: Final = 3.0
-"""Seconds in which a topic that was just made may show up, or readers see one
-that producers know."""
+"""Maximum wait for a new topic to appear, or to be registered for consumers after it
+was for producers, in seconds."""
 
 
 async def find_topics(
@@ -40,8 +37,8 @@ async def find_topics(
 ) -> tuple[str, ...]:
     """Return the topics whose whole name matches a pattern of `re`, ascending.
 
-    A section of a broker's settings that is a pattern itself is listed beside the
-    topics, in ZooKeeper as well: it is none.
+    Sections of a broker's settings that are patterns themselves are listed like topics,
+    even in ZooKeeper; they are left out.
 
     Raises:
         NoBrokerError: nothing is known of the cluster.
@@ -61,12 +58,12 @@ async def find_topics(
 async def read_cluster(
     context: ClientContext, topics: Iterable[str], *, deadline_s: float
 ) -> ClusterSnapshot:
-    """Return a snapshot that has heard of the given topics, served or not.
+    """Return a snapshot that covers the given topics, served or not.
 
     Raises:
         NoBrokerError: nothing is known of the cluster, or of a topic.
-        CoordinationError: ZooKeeper, which knows, is out of reach.
-        NodeNameError: no topic can have this name.
+        CoordinationError: ZooKeeper is out of reach.
+        NodeNameError: a name is not legal for a topic.
     """
     metadata, wanted = context.metadata, frozenset(topics)
     since_s = context.clock.monotonic_s()
@@ -85,7 +82,7 @@ async def read_cluster(
 async def read_whole(
     context: ClientContext, topics: Iterable[str], *, deadline_s: float
 ) -> ClusterSnapshot:
-    """Return a snapshot in which nothing of some topics is away; waits for it.
+    """Wait for a snapshot in which no partition of some topics is away.
 
     Raises:
         PartitionsAwayError: a broker was still away at the deadline.
@@ -115,15 +112,15 @@ async def wait_for_readers(
     *,
     deadline_s: float,
 ) -> ClusterSnapshot:
-    """Return a snapshot after the registrations that are under way.
+    """Return a snapshot after unfinished registrations.
 
-    A broker registers a topic for producers first, and for readers a moment later;
-    until then nothing that it has would be read. A topic that is closed to readers
-    looks alike, so the wait is NEW_TOPIC_S, or half of the time, at most.
+    A broker registers a topic for producers first, and for consumers a moment later;
+    before that its partitions would not be read. A topic that is closed to consumers
+    looks the same, so the wait is at most NEW_TOPIC_S, or half of the remaining time.
     """
     if not isinstance(context.metadata, ZooKeeperMetadata):
         return snapshot
-    # The rest of the time is for what is asked next.
+    # The rest of the time is for the caller's next requests.
     now_s = context.clock.monotonic_s()
     until_s = min(now_s + NEW_TOPIC_S, (now_s + deadline_s) / 2)
     with suppress(NoBrokerError):
@@ -133,7 +130,7 @@ async def wait_for_readers(
 
 
 def _is_half_there(snapshot: ClusterSnapshot, topics: Iterable[str]) -> bool:
-    """Tell whether a broker takes puts to partitions of which it gives no gets."""
+    """Return whether a broker has more partitions for puts than for gets."""
     for topic in snapshot.topics.intersection(topics) - snapshot.exchanges:
         gets = snapshot.gets.get(topic, {})
         puts = snapshot.puts.get(topic, {})
@@ -148,8 +145,8 @@ async def read_takers(
     """Wait for a snapshot in which each of some topics takes puts.
 
     Raises:
-        NoBrokerError: one does not; a topic that no broker has had is not waited for.
-        ExchangeError: one of them is no topic.
+        NoBrokerError: a topic does not; an unknown one is not waited for.
+        ExchangeError: one of the names is an exchange.
     """
     wanted = tuple(topics)
     snapshot = await read_cluster(context, wanted, deadline_s=deadline_s)
@@ -175,13 +172,13 @@ async def _refuse_unknown(
     *,
     deadline_s: float,
 ) -> ClusterSnapshot:
-    """Return a newer snapshot, unless ZooKeeper has no node of a topic.
+    """Return a snapshot; raise if ZooKeeper has no node of a topic after a short wait.
 
-    A node stays when the brokers of its topic are away, those of MetaQ 1.4 as well.
+    Nodes stay when the brokers of a topic are away, even MetaQ 1.4 brokers.
     """
     if not missing_topics(snapshot, topics):
         return snapshot
-    # Asked now: at the deadline there is no time left for it.
+    # Asked now, because there is no time for it at the deadline.
     names = await context.metadata.topics(deadline_s=deadline_s)
     soon_s = min(deadline_s, context.clock.monotonic_s() + NEW_TOPIC_S)
     while unknown := set(missing_topics(snapshot, topics)) - names:
@@ -195,9 +192,9 @@ async def _refuse_unknown(
 async def find_partitions(
     context: ClientContext, topics: Iterable[str], *, deadline_s: float
 ) -> tuple[TopicPartition, ...]:
-    """Return the partitions of topics that can be read, in order; raises as above.
+    """Return the partitions of topics for gets, in order; raises as `read_cluster`.
 
-    Those of a broker that is away are among them as long as they are known.
+    Includes partitions of a broker that is away as long as they are known.
     """
     names = sorted(set(topics))
     snapshot = await read_cluster(context, names, deadline_s=deadline_s)
@@ -207,14 +204,13 @@ async def find_partitions(
 async def require_partitions(
     context: ClientContext, partitions: Iterable[TopicPartition], *, deadline_s: float
 ) -> None:
-    """Return when brokers have registered all of some partitions.
+    """Wait until brokers have registered all of some partitions.
 
-    One that a broker lacks that is there is refused at once; a broker that is away is
-    waited for.
+    Raises at once if a registered broker lacks one; waits for a broker that is away.
 
     Raises:
         NoBrokerError: no broker has one of them, or nothing is known of the cluster.
-        NodeNameError: no topic can have this name.
+        NodeNameError: a name is not legal for a topic.
     """
     wanted = sorted(set(partitions))
     topics = {partition.topic for partition in wanted}
@@ -244,7 +240,7 @@ def _refusal(
 async def recorded_addresses(
     context: ClientContext, *, deadline_s: float
 ) -> dict[BrokerId, BrokerAddress]:
-    """Return where brokers are, or were last, that have left a record.
+    """Return the present or last addresses of recorded brokers.
 
     {} for a client of named brokers.
 
@@ -272,12 +268,12 @@ async def away_of_group(
 ) -> set[TopicPartition]:
     """Return the partitions that a group should read and no broker serves.
 
-    Those that brokers have recorded; and those of which the group has committed an
-    offset, which is all that is known of a Java broker that is away.
+    These are recorded partitions, and those in which the group has committed an offset,
+    because nothing else is known of a Java broker that is away.
 
     Raises:
         CoordinationError: ZooKeeper cannot be asked.
-        ConfigError: the client has none.
+        ConfigError: the client has no ZooKeeper.
     """
     coordinator = context.require_coordinator("groups are kept in")
     await context.metadata.reach(deadline_s=deadline_s)

@@ -24,7 +24,7 @@ from metaq.zk.session import Coordinator
 
 
 class MessageSender(Protocol):
-    """A producer, as parts of a client use it that send dead letters."""
+    """Producer interface used by parts of a client that send dead letters."""
 
     async def send(
         self,
@@ -39,7 +39,7 @@ class MessageSender(Protocol):
         """Send one message and wait until it is on the broker's disk."""
 
     async def close(self, timeout: float | None = None) -> None:
-        """Wait so many seconds for sent messages, and refuse more."""
+        """Wait for sent messages, at most `timeout` seconds, and refuse more."""
 
 
 ProducerMaker = Callable[[ProducerOptions, Selector | None], MessageSender]
@@ -47,7 +47,7 @@ ProducerMaker = Callable[[ProducerOptions, Selector | None], MessageSender]
 
 
 TopicMaker = Callable[[str, float | None], Awaitable[None]]
-"""Makes a topic of one partition on each broker, within so many seconds."""
+"""Creates a topic with one partition on each broker; the number is a time-out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,24 +61,24 @@ class ClientContext:
     paths: NodePaths
     make_producer: ProducerMaker
     draw_token: Callable[[], str]
-    """Returns hexadecimal digits that it never returned before."""
+    """Returns hexadecimal digits that are unique."""
     coordinator: Coordinator | None = None
     """ZooKeeper; None for a client of named brokers."""
     make_topic: TopicMaker | None = None
-    """Makes a topic, unless another client does, and waits until brokers serve it."""
+    """Creates a topic unless it exists, and waits until brokers serve it."""
     place: str = "brokers"
-    """Address of the cluster, for people."""
+    """Address of the cluster, for texts."""
     followers: set[Closable] = field(default_factory=set, compare=False)
-    """Readers of browsers that follow; the client's end closes them."""
+    """Readers of browse calls that follow the log; closed with the client."""
 
     def require_coordinator(self, needed: str) -> Coordinator:
-        """Return ZooKeeper.
+        """Return the ZooKeeper session.
 
         Args:
-            needed: begin of the error's sentence: what it is needed for.
+            needed: begin of the error's sentence, which says why it is needed.
 
         Raises:
-            ConfigError: the client was made for named brokers, and has none.
+            ConfigError: the client was created for named brokers, and has none.
         """
         if self.coordinator is None:
             raise ConfigError(
@@ -87,10 +87,10 @@ class ClientContext:
         return self.coordinator
 
     def limit_s(self, timeout: float | None) -> float:
-        """Return the seconds that a call may take; None: `request_timeout_s`.
+        """Return the maximum duration of a call, in seconds; None: `request_timeout_s`.
 
         Raises:
-            ConfigError: `timeout` is no time.
+            ConfigError: `timeout` is not a valid time.
         """
         check_timeout(timeout)
         return self.options.request_timeout_s if timeout is None else timeout
@@ -100,11 +100,11 @@ class ClientContext:
         return self.clock.monotonic_s() + self.limit_s(timeout)
 
     async def reach(self, timeout: float | None = None) -> float:
-        """Wait until ZooKeeper, where it is used, can be asked; return the deadline.
+        """Wait until ZooKeeper, if it is used, can be asked; return the deadline.
 
         Raises:
             CoordinationError: it cannot be reached within `timeout`.
-            ConfigError: `timeout` is no time.
+            ConfigError: `timeout` is not a valid time.
         """
         deadline_s = self.deadline_s(timeout)
         if self.coordinator is not None:
@@ -118,7 +118,7 @@ class ClientContext:
         return await self.metadata.wait_newer(snapshot.version, deadline_s=deadline_s)
 
     def address_of(self, broker_id: BrokerId) -> BrokerAddress | None:
-        """Return where a broker's logs are read: its leader, else a follower."""
+        """Return the address to read a broker's logs from: leader, else a follower."""
         copies = self.metadata.snapshot.brokers.get(broker_id)
         if copies is None:
             return None
@@ -130,7 +130,7 @@ class ClientContext:
         """Return the pool's connection to a broker's leader.
 
         Raises:
-            NoBrokerError: it is not there, or cannot be reached before the deadline.
+            NoBrokerError: it is not registered, or not reached before the deadline.
             ClosedError: the client is closed.
         """
         copies = self.metadata.snapshot.brokers.get(broker_id)
@@ -140,13 +140,13 @@ class ClientContext:
         return await self.pool.get(copies.leader, deadline_s=deadline_s)
 
     async def disconnect(self, deadline_s: float | None) -> None:
-        """Close connections and session, when all that was made over them is closed.
+        """Close connections and session, after all objects that use them.
 
         Args:
-            deadline_s: absolute; None: `close_timeout_s` from now.
+            deadline_s: monotonic deadline; None: `close_timeout_s` from now.
 
-        Cancellation: all of it is closed at once. A session that went on would keep the
-        partitions of a group from all others.
+        Cancellation: all is closed at once, because a session that lived on would keep
+        the partitions of a group from other members.
         """
         if deadline_s is None:
             deadline_s = self.clock.monotonic_s() + self.options.close_timeout_s
@@ -163,17 +163,17 @@ class ClientContext:
 
 
 class ZooKeeperCall:
-    """ZooKeeper for one call, which ends by a deadline."""
+    """ZooKeeper during one call, with its deadline."""
 
     def __init__(
         self, coordinator: Coordinator, paths: NodePaths, deadline_s: float
     ) -> None:
-        """Begin; nothing is asked.
+        """Create it; nothing is asked.
 
         Args:
-            coordinator: the client's.
-            paths: where its nodes are.
-            deadline_s: when to give up, monotonic.
+            coordinator: the client's ZooKeeper session.
+            paths: paths of the nodes.
+            deadline_s: deadline of the call, monotonic.
         """
         self.coordinator = coordinator
         self.paths = paths

@@ -1,8 +1,8 @@
-"""Connections to former leaders, which are closed once another replica leads.
+"""Closes connections to former leaders once another replica leads.
 
-A leader that hangs, or that the network hides, keeps its connections open and answers
-nothing; one that died takes none. Without this requests would wait for the heartbeat,
-or for their deadlines, although the new leader could answer them.
+The connections of a leader that hangs or is unreachable stay open without answers.
+Without this module, requests would wait for the heartbeat or for their deadlines,
+although the new leader could answer them.
 """
 
 import asyncio
@@ -15,17 +15,17 @@ from metaq.model import BrokerAddress, BrokerId
 from metaq.peer.pool import ConnectionPool
 
 LAST_ANSWERS_S: Final = 1.0
-"""Seconds for the last answers of a former leader that is there and hands over."""
+"""Time for the last answers of a former leader that hands over, in seconds."""
 
 
 class FormerLeaders:
     """Closes the connections to brokers that another address has replaced.
 
-    Owner: a session, on its loop. It ends with the metadata that it listens to.
+    Owned by a session, used on its loop. Ends with the metadata that it listens to.
     """
 
     def __init__(self, metadata: Metadata, pool: ConnectionPool) -> None:
-        """Begin to listen."""
+        """Start to listen to the metadata."""
         self._metadata = metadata
         self._pool = pool
         self._leaders: dict[BrokerId, BrokerAddress] = {}

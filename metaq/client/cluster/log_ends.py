@@ -1,18 +1,17 @@
 """Log starts and ends of many partitions, refreshed at little cost.
 
-Theory of operation: a reader of a log that does not grow would ask for its end many
-times a second. Where brokers offer to wait, a get with a wait is sent for the end of
-each watched log, also of one without a put yet: as long as it is not answered the end
-is known, and asking costs nothing. A log that grows is asked for its span only when a
-caller wants it, so a busy log costs three requests for each look at it.
+Theory of operation: polling the end of a log that does not grow would cost many
+requests a second. If the broker supports waiting, a get that waits is sent for the end
+of each watched log, even one without a put yet: until it is answered, the end is known
+without requests. The span (start and end) of a growing log is queried only when a
+caller needs it, so a busy log costs three requests per read.
 
-A log that cannot be asked for a while keeps the span it had: a broker that restarts
-does not hold up readers of the others.
+A log that cannot be queried for a while keeps its last span, so that a broker that
+restarts does not delay readers of the others.
 
-The logs of brokers that do not wait are asked for their ends every POLL_S, or less
-often when there are several: all of them together cost one request in that time, as
-long as POLL_MAX_S allows it. The start of such a log is asked for when its end has
-moved.
+Logs of brokers that do not support waiting are polled: one request every POLL_S for all
+of them together, and each at least every POLL_MAX_S. The start of such a log is only
+queried when its end has moved.
 
 Source: docs/metaq-1.4/client.md 2.4.
 """
@@ -35,22 +34,24 @@ from metaq.record.layout import HEADER_BYTES
 from metaq.retry import wait_set
 
 WAIT_MS: Final = 30_000
-"""Wait of a get at the end of a log, milliseconds."""
+"""Wait of a get at the end of a log, in milliseconds."""
 POLL_S: Final = 0.75
-"""Seconds between two questions to brokers that do not wait, all logs together."""
+"""Interval between polls of all logs together on brokers that do not wait, in
+seconds."""
 ASK_S: Final = 2.0
-"""Time-out of a span query when an older span is known, seconds."""
+"""Time-out of a span query if an older span is known, in seconds."""
 POLL_MAX_S: Final = 10.0
-"""The same for one log, however many there are."""
+"""Maximum interval between polls of one log, in seconds."""
 EARLY_PART: Final = 0.9
-"""A get that ends without data before so much of its wait was refused to wait."""
+"""Share of the wait before which an answer without data means that the broker refused
+to wait."""
 
 Span: TypeAlias = tuple[Offset, Offset]
 
 
 @dataclass(slots=True, eq=False)
 class _Tail:
-    """Knowledge of one log."""
+    """State of one watched log."""
 
     partition: TopicPartition
     span: Span | None = None
@@ -63,7 +64,7 @@ class _Tail:
 class LogEnds:
     """The spans of the watched logs. Used on the client's loop.
 
-    Lifecycle: made, used, `close` once.
+    Lifecycle: created, used, `close` once.
     """
 
     def __init__(
@@ -73,9 +74,9 @@ class LogEnds:
 
         Args:
             context: the client's parts.
-            patience_s: how long a log that was known may not be asked before that is
-                an error.
-            poll_s: seconds between two questions to brokers that do not wait.
+            patience_s: time for which queries of a known log may fail before that is an
+                error, in seconds.
+            poll_s: see POLL_S.
         """
         self._context = context
         self._poll_s = poll_s
@@ -86,18 +87,18 @@ class LogEnds:
     async def read(
         self, partitions: Collection[TopicPartition], *, deadline_s: float
     ) -> Mapping[TopicPartition, Span | None]:
-        """Return the spans of some logs; the others are watched no more.
+        """Return the spans of some logs; stop watching all others.
 
         Args:
             partitions: the logs.
-            deadline_s: absolute; for those that have to be asked.
+            deadline_s: monotonic deadline of queries.
 
         Returns:
-            (log start, log end) for each; None where the broker has no log of it. The
-            log start may be older than the log end.
+            (log start, log end) for each; None if the broker has no log of it. The log
+            start may be of an earlier moment than the log end.
 
         Raises:
-            NoBrokerError, RequestTimeoutError, WireError: a log cannot be asked.
+            NoBrokerError, RequestTimeoutError, WireError: a log cannot be queried.
         """
         for partition in self._tails.keys() - set(partitions):
             self._drop(self._tails.pop(partition))
@@ -119,11 +120,11 @@ class LogEnds:
         return MappingProxyType({p: tail.span for p, tail in tails.items()})
 
     async def wait(self, *, wait_s: float) -> None:
-        """Return when a log that was read has grown, or after so many seconds."""
+        """Wait until a watched log has grown, at most `wait_s` seconds."""
         await wait_set(self._news, wait_s)
 
     def close(self) -> None:
-        """Watch nothing any more."""
+        """Stop watching all logs."""
         for tail in self._tails.values():
             self._drop(tail)
         self._tails.clear()
@@ -149,7 +150,7 @@ class LogEnds:
         tail.poll = asyncio.create_task(self._long_poll(tail, wait_ms, pause_s))
 
     async def _ask(self, tail: _Tail, deadline_s: float) -> None:
-        """Ask for a span; a failure leaves the one that is known, for a while."""
+        """Query the span of a log; after a failure keep the known one for a while."""
         now_s = self._context.clock.monotonic_s()
         if tail.span is not None:
             deadline_s = min(deadline_s, now_s + ASK_S)
@@ -165,7 +166,7 @@ class LogEnds:
             tail.is_known, tail.failing_since_s = True, None
 
     async def _span(self, tail: _Tail, deadline_s: float) -> Span | None:
-        """Return the span of now; the known one where the end is the same."""
+        """Return the present span; the known one if the end is the same."""
         log = LogQueries(self._context, tail.partition, deadline_s)
         if tail.span is not None and await log.nearest(MAX_OFFSET) == tail.span[1]:
             return tail.span
@@ -173,7 +174,7 @@ class LogEnds:
 
     async def _long_poll(self, tail: _Tail, wait_ms: int, pause_s: float) -> None:
         """Long-poll the end of a log."""
-        # Without a log yet the next message will be at offset 0.
+        # If there is no log yet, the first message will be at offset 0.
         partition, end = tail.partition, tail.span[1] if tail.span else Offset(0)
 
         def make(_connection: BrokerConnection, opaque: int) -> Get:
@@ -192,7 +193,7 @@ class LogEnds:
             waited_s = context.clock.monotonic_s() - since_s
             is_early = is_same and waited_s < EARLY_PART * wait_ms / 1000
         except MetaqError:
-            # The next caller hears of it, if it lasts.
+            # The next `read` raises the error if it lasts.
             pass
         finally:
             tail.poll = None

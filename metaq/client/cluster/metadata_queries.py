@@ -1,7 +1,7 @@
-"""Metadata queries about one partition: log start and end, offsets for times.
+"""Queries about the log of one partition: its start and end, offsets for times.
 
-Each finds the broker by itself (its leader, or a follower when the leader is gone) and
-asks again after errors that may pass, until the deadline.
+Each query finds the broker (its leader, or a follower if that is gone), and repeats the
+request after retriable errors until the deadline.
 
 Source: docs/metaq-1.4/client.md 2.4.
 """
@@ -62,7 +62,7 @@ T = TypeVar("T")
 async def insist(
     context: ClientContext, request: Callable[..., Awaitable[T]], deadline_s: float
 ) -> T:
-    """Make a request that takes `deadline_s`, again after retriable errors."""
+    """Make a request with `deadline_s`; repeat it after retriable errors."""
     return await retry(
         lambda: request(deadline_s=deadline_s),
         backoff=BACKOFF,
@@ -81,7 +81,7 @@ async def connect(
         ClosedError: the client is closed.
     """
     if not context.metadata.snapshot.version:
-        # The error names the broker whose address is wrong, or that is away.
+        # If this fails, the error names the broker that cannot be reached.
         await context.metadata.wait_newer(0, deadline_s=deadline_s)
     address = context.address_of(partition.broker_id)
     if address is None:
@@ -94,33 +94,33 @@ async def connect(
 
 @dataclass(frozen=True, slots=True)
 class LogQueries:
-    """Questions about the log of one partition.
+    """Queries about the log of one partition.
 
-    Each raises NoBrokerError where the broker is not there, RequestTimeoutError where
-    it does not answer, RemoteProtocolError for an answer that cannot be, which closes
-    the connection, and WireError where it refuses.
+    Each raises NoBrokerError if the broker is not registered, RequestTimeoutError if it
+    does not answer, RemoteProtocolError for an invalid answer, which closes the
+    connection, and WireError if the broker refuses.
     """
 
     context: ClientContext
     partition: TopicPartition
     deadline_s: float
-    """When to give up, monotonic."""
+    """Deadline of all queries, monotonic."""
 
     async def ask(
         self,
         make: Callable[[BrokerConnection, int], OffsetQuery | Get | Check | Find],
         parse: Callable[[Reply], T],
     ) -> T:
-        """Send one command to the partition's broker; again after passing errors.
+        """Send one command to the partition's broker; repeat it after retriable errors.
 
         Args:
-            make: makes the command from the connection and its next opaque.
+            make: returns the command, from the connection and its next opaque.
             parse: parses the reply.
 
         Raises:
-            CorruptRecordError: the answer to a question is in damaged bytes.
-            WireError: it goes on refusing with a status that passes (503, 504); and
-                what `parse` raises.
+            CorruptRecordError: the broker reports damage in the bytes of the query.
+            WireError: the broker keeps refusing with a retriable status (503, 504), or
+                `parse` raises it.
         """
 
         async def attempt(*, deadline_s: float) -> T:
@@ -140,26 +140,26 @@ class LogQueries:
         return await insist(self.context, attempt, self.deadline_s)
 
     async def ends(self) -> tuple[Offset, Offset] | None:
-        """Return (log start, log end); None when the broker has no log of it yet."""
+        """Return (log start, log end); None if the broker has no log of it yet."""
         start = await self.nearest(Offset(0))
         end = None if start is None else await self.nearest(MAX_OFFSET)
         return None if start is None or end is None else (start, end)
 
     async def may_be_unopened(self) -> bool:
-        """Return whether a log may be there of which the broker knows nothing.
+        """Return whether a log may exist that the broker does not show.
 
-        A MetaQ 1.4 broker forgets partitions at its start, until the next put to them
-        (docs/metaq-1.4/broker.md 2.3).
+        A MetaQ 1.4 broker may not open partitions at its start, until the next put to
+        them (docs/metaq-1.4/broker.md 2.3).
         """
         connection = await connect(self.context, self.partition, self.deadline_s)
         return not connection.capabilities.codes
 
     async def confirmed_ends(self) -> tuple[Offset, Offset] | None:
-        """Return `ends`, of a replica set as its leader says that is registered.
+        """Return `ends`; for a replica set, those of the registered leader.
 
-        To be asked before bytes are called lost: a replica that led before may name an
-        end of then. While none is registered, or another one than has answered, it is
-        asked again.
+        Needed before bytes are reported as lost, because a former leader may return an
+        old end. The query is repeated until the replica that answers is the registered
+        leader before and after its answer.
 
         Raises:
             CoordinationError: ZooKeeper cannot be read.
@@ -179,14 +179,14 @@ class LogQueries:
         return await insist(self.context, attempt, self.deadline_s)
 
     async def _term_of(self, address: BrokerAddress, coordinator: Coordinator) -> bytes:
-        """Return what is written of a leader's term; NoBrokerError if it has none."""
+        """Return the term node of a leader; raise NoBrokerError if it does not lead."""
         broker_id, paths = self.partition.broker_id, self.context.paths
         where = paths.set_leader(broker_id), paths.role(BrokerRole(broker_id))
         await coordinator.sync(where[0], deadline_s=self.deadline_s)
         term, role = [
             await coordinator.get(path, deadline_s=self.deadline_s) for path in where
         ]
-        # Of one session: a leader of before may be registered for a moment more.
+        # Both of one session: a former leader may stay registered for a moment.
         if (
             term is None
             or role is None
@@ -200,21 +200,21 @@ class LogQueries:
         return term.data
 
     async def nearest(self, offset: Offset) -> Offset | None:
-        """Return where reading can start near `offset`; None without a log."""
+        """Return an offset near `offset` at which reading can start; None: no log."""
         return await self._ask_offset(offset, None, parse_nearest)
 
     async def offset_at(self, moment: Millis) -> Offset | None:
-        """Return where to begin to see all that was put at `moment` or later.
+        """Return an offset from which all messages put at `moment` or later follow.
 
         Args:
             moment: wall clock, milliseconds since 1970.
 
         Returns:
             The offset of the first message of that time or later, or of one shortly
-            before; the log end when there is none; None without a log.
+            before; the log end if there is none; None without a log.
 
         Raises:
-            CannotAnswerError: a MetaQ 1.4 broker, whose log has no times.
+            CannotAnswerError: a MetaQ 1.4 broker, whose logs have no times.
         """
         question = TimeQuestion(max(0, moment))
         return await self._ask_offset(Offset(0), question, parse_nearest)
@@ -225,7 +225,7 @@ class LogQueries:
         Raises:
             CannotAnswerError: a MetaQ 1.4 broker, which does not count.
             CorruptRecordError: the range is damaged.
-            NoRecordError: an offset is no boundary.
+            NoRecordError: an offset is not a boundary.
         """
         return await self._ask_offset(start, CountQuestion(end), parse_count)
 
@@ -235,7 +235,7 @@ class LogQueries:
         Args:
             start: a record boundary.
             end: a record boundary, at or after `start`.
-            count: offsets that are wanted, 1 or more; the broker may give fewer.
+            count: wanted number of offsets, 1 or more; the broker may return fewer.
 
         Returns:
             Offsets strictly between `start` and `end`, ascending.
@@ -250,17 +250,17 @@ class LogQueries:
         return tuple(at for at in found if start < at < end)
 
     async def slice(self, offset: Offset, size_bytes: SizeBytes) -> bytes:
-        """Return bytes of the log from `offset` on, as they are.
+        """Return raw bytes of the log from `offset` on.
 
         Args:
-            offset: the first of them.
-            size_bytes: how many at most, 1 or more; the broker may give fewer.
+            offset: offset of the first byte.
+            size_bytes: maximum number, 1 or more; the broker may return fewer.
 
         Returns:
-            Empty where there are none at that offset now.
+            The bytes; b"" if there are none at that offset now.
 
         Raises:
-            CorruptRecordError: the broker says that they are damaged.
+            CorruptRecordError: the broker reports them as damaged.
         """
 
         def make(_connection: BrokerConnection, opaque: int) -> Get:
@@ -273,7 +273,7 @@ class LogQueries:
         return outcome.data if isinstance(outcome, Fetched) else b""
 
     async def time_of(self, offset: Offset) -> Millis | None:
-        """Return when the message at `offset` was stamped; None if unknown."""
+        """Return the time of the message at `offset`; None if unknown."""
         data = await self.slice(offset, SizeBytes(HEADER_BYTES))
         if len(data) < HEADER_BYTES:
             return None

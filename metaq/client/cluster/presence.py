@@ -1,9 +1,9 @@
-"""Which partitions are there and which are away; the errors and alarms that say so.
+"""Finds partitions that are away, and describes them in errors and alarms. Pure.
 
-A broker that is gone takes its registration with it; its topics are in the catalog
-(`ClusterSnapshot.recorded`). A partition that a broker has recorded and that no broker
-serves is away, never empty. Java brokers record nothing; of their topics a group knows
-its committed offsets, and a query what it has read before.
+The registration of a broker ends with its session; its topics stay in the catalog
+(`ClusterSnapshot.recorded`). A partition that is recorded and not served is away, not
+empty. Java brokers record nothing; their partitions are known from a group's committed
+offsets, or from what a query has read before.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -18,13 +18,13 @@ from metaq.errors import NoBrokerError
 from metaq.model import BrokerId, TopicPartition
 
 NEAR_NAMES_MAX: Final = 3
-"""Topics that an error offers in the place of one that is not there."""
+"""Maximum number of similar topics in the error about an unknown one."""
 NAMES_SHOWN_MAX: Final = 10
-"""Topics that it lists where none has a name like it."""
+"""Maximum number of topics in it if none is similar."""
 
 
 def refuse_exchanges(snapshot: ClusterSnapshot, topics: Iterable[str]) -> None:
-    """Refuse to take an exchange for a topic, which would look empty. Pure.
+    """Refuse names of exchanges, which would look like empty topics. Pure.
 
     Raises:
         ExchangeError: one of the names is that of an exchange.
@@ -37,16 +37,15 @@ def refuse_exchanges(snapshot: ClusterSnapshot, topics: Iterable[str]) -> None:
 
 
 def require_all_there(snapshot: ClusterSnapshot, topics: Iterable[str]) -> None:
-    """Refuse to take the present partitions of topics for all of them. Pure.
+    """Raise unless the present partitions of topics are all of them. Pure.
 
     Args:
-        snapshot: one that speaks of these topics.
-        topics: their names.
+        snapshot: a snapshot that covers these topics.
+        topics: names of the topics.
 
     Raises:
-        PartitionsAwayError: a broker of one of them is away, or a named address has
-            never answered.
-        ExchangeError: one of them is no topic.
+        PartitionsAwayError: a partition is away, or a named address has never answered.
+        ExchangeError: one of the names is that of an exchange.
     """
     names = sorted(set(topics))
     refuse_exchanges(snapshot, names)
@@ -64,7 +63,7 @@ def require_all_there(snapshot: ClusterSnapshot, topics: Iterable[str]) -> None:
 
 
 def name_away(partitions: Collection[TopicPartition]) -> str:
-    """Return which brokers are away, with which partitions; at least one."""
+    """Return, in words, the brokers of partitions that are away; at least one."""
     by_broker = groupby(sorted(partitions, key=_broker_of), key=_broker_of)
     return "; ".join(
         f"broker {broker_id} is away, and with it {name_some(list(found))}"
@@ -87,7 +86,7 @@ def _broker_of(partition: TopicPartition) -> BrokerId:
 
 
 def missing_topics(snapshot: ClusterSnapshot, topics: Iterable[str]) -> tuple[str, ...]:
-    """Return the topics of which no broker has a partition, here or away."""
+    """Return the topics of which no partition is readable or recorded."""
     return tuple(
         topic
         for topic in topics
@@ -96,7 +95,7 @@ def missing_topics(snapshot: ClusterSnapshot, topics: Iterable[str]) -> tuple[st
 
 
 def unknown_topic(topic: str, names: Collection[str]) -> NoTopicError:
-    """Return the error of a query of a topic that is not among those that there are."""
+    """Return the error of a query about an unknown topic."""
     return NoTopicError(f"no broker has topic '{topic}'; {_alike(topic, names)}")
 
 
@@ -121,10 +120,10 @@ def find_away(
     """Return chosen partitions that are known and that no broker serves, in order.
 
     Args:
-        snapshot: speaks of the topics.
-        topics: those of the query.
-        is_chosen: whether a partition is one of the query's.
-        before: what the query knows without any record; counts for topics that no
+        snapshot: a snapshot that covers the topics.
+        topics: topics of the query.
+        is_chosen: whether a partition belongs to the query.
+        before: partitions that the query has read before; used for topics that no
             broker has recorded.
     """
     away = {p for topic in topics for p in snapshot.away(topic) if is_chosen(p)}
@@ -142,7 +141,7 @@ def describe_away(
     is_chosen: Callable[[TopicPartition], bool],
     before: Collection[TopicPartition],
 ) -> str:
-    """Return a sentence about partitions away, and the remedy; "" for none."""
+    """Return a sentence about partitions that are away, with the remedy; "": none."""
     away = find_away(snapshot, topics, is_chosen, before)
     not_served = [p for p in away if p.broker_id in snapshot.brokers]
     gone = [p for p in away if p.broker_id not in snapshot.brokers]
@@ -176,7 +175,7 @@ def put_addresses(
 
 
 def describe_absent(snapshot: ClusterSnapshot, topics: Iterable[str]) -> str:
-    """Return which brokers of a list are away, as far as it matters; "" for none."""
+    """Return, in words, the brokers away that matter for puts to topics; "": none."""
     known = {p for topic in topics for p in snapshot.put_partitions(topic)}
     away = {p.broker_id for p in known - put_addresses(snapshot, topics).keys()}
     parts = [f"broker {broker_id} is away" for broker_id in sorted(away)]

@@ -1,4 +1,4 @@
-"""Questions to brokers about messages that wait for their time."""
+"""Requests to brokers about delayed messages."""
 
 import datetime as dt
 import json
@@ -15,46 +15,46 @@ from metaq.protocol.commands import Cancel, ListScheduled
 
 ALL_TOPICS: Final = "*"
 LIST_COUNT_MAX: Final = 1000
-"""Batches that one answer names."""
+"""Maximum number of batches in one answer."""
 TIME_END_MS: Final = 10**14
-"""Later times are none: the year 5138."""
+"""End of valid times, in the year 5138."""
 _CANCELLED: Final = "cancelled"
 _UNKNOWN: Final = "unknown"
 _LATE: Final = "delivered"
 
 
 class ScheduledBatch(NamedTuple):
-    """Messages of one topic that wait for one time."""
+    """Delayed messages of one topic with one due time."""
 
     partition: TopicPartition
-    """Their partition; -1: one that their broker chooses then."""
+    """Their partition; number -1: the broker chooses one at delivery."""
     due_ms: Millis
-    """Their time, ms since 1970 (UTC)."""
+    """Due time, ms since 1970 (UTC)."""
     message_count: int
-    """Number of messages, without those that were taken back."""
+    """Number of messages, without cancelled ones."""
     tier: int
-    """Part of the broker's log in which they wait,"""
+    """Number of the broker's log that has them."""
     offset: Offset
-    """at this offset."""
+    """Their offset in that log."""
     first_id: MessageId
-    """Id of the first one."""
+    """Id of the first message."""
 
     @property
     def due(self) -> dt.datetime:
-        """Their time, with the time zone UTC."""
+        """Due time, in UTC."""
         return moment_of(self.due_ms)
 
 
 class WaitingOnBroker(NamedTuple):
-    """Answer of one broker."""
+    """Delayed messages on one broker."""
 
     message_count: int
     size_bytes: int
     hours: Mapping[int, int]
-    """Start of an hour, ms since 1970 → messages that are due in it."""
+    """Start of an hour, ms since 1970 → number of messages due in it."""
     soonest: tuple[ScheduledBatch, ...]
     problems: tuple[str, ...] = ()
-    """One sentence for each part of its log that cannot be read, and does not count."""
+    """One sentence for each unreadable part of its logs, which is not counted."""
 
 
 async def cancel_scheduled(
@@ -64,16 +64,17 @@ async def cancel_scheduled(
     *,
     deadline_s: float,
 ) -> bool | None:
-    """Take a message back before its time.
+    """Cancel a delayed message.
 
     Args:
         context: the client's parts.
-        partition: of the message; its broker is asked.
+        partition: partition of the message, whose broker is asked.
         receipt: tier, offset, due time and id.
-        deadline_s: of all attempts.
+        deadline_s: deadline of all attempts, monotonic.
 
     Returns:
-        Whether it is taken back; None: no such message waits.
+        True if it is cancelled, False if it was delivered; None: there is no such
+        message.
 
     Raises:
         MetaqError: the broker refuses, or cannot be asked in time.
@@ -100,15 +101,15 @@ async def scheduled_on(
     between_ms: tuple[int, int],
     deadline_s: float,
 ) -> WaitingOnBroker:
-    """Return what waits on one broker; nothing, where it delivers no message later.
+    """Return the delayed messages of one broker; none if it does not support them.
 
     Args:
         context: the client's parts.
-        broker_id: who is asked.
-        topic: of the messages; None: any.
-        count: batches that are named, the soonest ones; up to LIST_COUNT_MAX.
-        between_ms: least due time, and the one that due times are below; 0 or more.
-        deadline_s: of the answer.
+        broker_id: id of the broker.
+        topic: topic of the messages; None: any.
+        count: maximum number of batches, soonest first; up to LIST_COUNT_MAX.
+        between_ms: first due time, and the end of due times (exclusive); 0 or more.
+        deadline_s: deadline of the answer, monotonic.
 
     Raises:
         MetaqError: the broker refuses, or cannot be asked.
@@ -127,10 +128,10 @@ async def scheduled_on(
 
 
 def parse_listing(text: str, broker_id: BrokerId) -> WaitingOnBroker:
-    """Read the answer of a broker to `scheduled`.
+    """Parse the answer of a broker to `scheduled`.
 
     Raises:
-        BadReplyError: it makes no sense.
+        BadReplyError: it is invalid.
     """
     try:
         found = json.loads(text)
@@ -155,7 +156,7 @@ def parse_listing(text: str, broker_id: BrokerId) -> WaitingOnBroker:
 
 
 def _time(value: object) -> Millis:
-    """Return a time; raise ValueError where it is none."""
+    """Return a time; raise ValueError if it is invalid."""
     if not isinstance(value, int) or not 0 <= value < TIME_END_MS:
         raise ValueError(value)
     return Millis(value)

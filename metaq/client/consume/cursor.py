@@ -1,33 +1,32 @@
-"""Offset of a reader in one partition, and its reaction to answers. Pure.
+"""Offset of a reader in one partition, and the handling of answers to its gets. Pure.
 
     get --> broker --reply--> outcome_of --> on_reply --> messages, the next get
 
 A broker sends at most its `maxTransferSize` at once, and accepts larger records. Such a
-record is put together from several answers: a get may begin inside a record. Collected
-bytes are dropped when the offset moves or the rest does not come.
+record is assembled from several answers, because a get may begin inside a record.
+Collected bytes are dropped when the offset moves or the rest does not arrive.
 
-Some answers would lead nowhere if they were repeated for ever, so each is bounded: a
-record that stays incomplete although more was requested, an offset that the broker
-keeps moving, a record that comes in tiny pieces, and a damaged record. They end in an
-error that names partition and offset; nothing is ever skipped here.
+Some answers would cause endless loops, so the repetitions of each are bounded: a record
+that stays incomplete although more was requested, an offset that the broker keeps
+moving, a record in tiny pieces, and a damaged record. They end in an error that names
+partition and offset; the cursor never skips anything itself.
 
 A damaged length that is too large looks like a record that is larger than a fetch, or
-whose rest does not come. Brokers show only complete records, so a missing rest never
-comes, and a real record ends where another one, a segment or the log does: the cursor
-checks that before it calls a record too large. After damage it searches for the next
-good record in more and more bytes, within a bound on the work: a good record that is
-cut by the end of an answer is not skipped because of the damage before it.
+whose rest does not arrive. Brokers only send bytes of complete records, so the rest of
+a good record always arrives, and it ends at another record or at the end of a segment
+or the log: the cursor checks this before it reports a record as too large. After damage
+it searches for the next good record in more and more bytes, within a bound on the work,
+so that a good record cut by the end of an answer is not skipped with the damage.
 
-A broker that knows of damage names it, and the offset at which its log can be read
-again; that counts like damage that the cursor finds itself. What the cursor finds may
-have come on the way: a broker that can be asked says whether its bytes are good, and
-good ones are got again. If a broker cannot name
-damage, and sends nothing where its log has data, the cursor searches for the end of the
-gap (`GapSearch`).
+A broker that knows of damage reports it, with the offset at which its log can be read
+again; this counts like damage found by the cursor. Damage found by the cursor may be
+from the network: a broker that supports checks is asked whether its bytes are good, and
+good ones are fetched again. If a broker cannot report damage, and sends nothing
+although its log has data, the cursor searches for the end of the gap (`GapSearch`).
 
-A get with a filter is answered with the records that match and the next offset, or with
-bytes of the log as without a filter: where they are damaged, or one record is larger
-than the get. A record that has begun is always got as it is.
+A get with a filter is answered with the matching records and the next offset, or with
+plain bytes of the log, if they are damaged or a record is larger than the get. The rest
+of a record is always fetched without a filter.
 
 Source: docs/metaq-1.4/client.md 2.4, 3.3 and 3.4; docs/metaq-1.4/broker.md 1.5.
 """
@@ -65,29 +64,29 @@ from metaq.record.scan import (
 )
 
 FETCH_BYTES: Final = SizeBytes(1024 * 1024)
-"""Default size of a get, bytes: MetaQ's default bound on a reply."""
+"""Default size of a get, in bytes: MetaQ's default bound on a reply."""
 FETCH_BYTES_MAX: Final = SizeBytes(64 * 1024 * 1024)
-"""A record larger than this is not read."""
+"""Default maximum size of a record, in bytes."""
 FRUITLESS_MAX: Final = 3
-"""Answers in a row that bring no message although they should."""
+"""Maximum number of consecutive answers that should have messages and have none."""
 SMALL_BYTES: Final = 16 * 1024
-"""An answer below this size is small, for a record that comes in pieces."""
+"""Size below which an answer with a piece of a record is small, in bytes."""
 SMALL_MAX: Final = 2048
-"""Small answers to one record, or to the search for the next good one."""
+"""Maximum number of small answers for one record, or for one search of a good one."""
 EFFORT_MAX: Final = 512 * 1024 * 1024
-"""Bytes of checksums computed at once to find a good record after damage: a third of a
-second, in which the loop does nothing else. The rest is handled as new damage."""
+"""Maximum bytes checksummed at once in the search of a good record after damage; blocks
+the loop for a third of a second. The rest is handled as new damage."""
 GAP_AFTER: Final = 2
-"""Answers in a row without data where data should be, before a gap is searched; that
-search counts as one more."""
+"""Number of consecutive answers that should have data and have none, before a gap is
+searched; that search counts as one more."""
 AGAIN_MAX: Final = 3
-"""Times that bytes are got again at one offset because the broker does not call them
-damaged; then they count as damaged all the same."""
+"""Number of times that bytes at one offset are fetched again because the broker reports
+them as good; then they count as damaged anyway."""
 _OFFSET_OF: Final = attrgetter("offset")
 
 
 class PartitionCursor:
-    """The next offset of one partition. Owner: its reader."""
+    """The next offset of one partition. Owned by its reader."""
 
     def __init__(
         self,
@@ -103,38 +102,38 @@ class PartitionCursor:
 
         Args:
             partition: the partition to read.
-            offset: of the first record.
-            end: stop here; None: never.
+            offset: offset of the first record.
+            end: offset at which to stop; None: never.
             fetch_bytes: default size of a get.
-            fetch_bytes_max: larger records are not read.
-            where: filter of gets; brokers need not know it.
+            fetch_bytes_max: maximum size of a record.
+            where: filter of gets; brokers need not support it.
         """
         self._where = where
         self._is_plain = False
-        """The runs that came last are damaged: what is there is asked for as it is."""
+        """Whether the last runs were damaged, so that the next get has no filter."""
         self._fetch_bytes = SizeBytes(fetch_bytes)
         self._fetch_bytes_max = SizeBytes(fetch_bytes_max)
         self.partition = partition
         self.offset = offset
         """Offset of the next record to read."""
         self.size_bytes = self._fetch_bytes
-        """Size of the next get, bytes."""
+        """Size of the next get, in bytes."""
         self.after_damage = offset
         """After CorruptRecordError: the offset to seek to in order to skip the damage.
         No complete record that was received is skipped."""
         self.again_count = 0
-        """Damaged answers that were dropped, because the broker does not call its own
-        bytes damaged."""
+        """Number of damaged answers that were dropped because the broker's bytes are
+        good."""
         self._end = end
         self._fruitless = 0
         self._part = bytearray()
-        """First bytes of a record that comes in several answers; mostly empty."""
+        """First bytes of a record that arrives in several answers; mostly empty."""
         self._part_needed = SizeBytes(0)
         self._small_count = 0
         self._tried = Position(0)
         """Number of bytes after a flaw that hold no good record."""
         self._is_oversize = False
-        """`_part` begins a record that claims to be larger than a fetch."""
+        """Whether `_part` begins a record whose length is larger than a fetch."""
         self._flaw = ""
         """Fault of the record at `offset`, while `_part` grows until a good one is
         found."""
@@ -142,14 +141,14 @@ class PartitionCursor:
         self.is_beyond = False
         """Whether the last search of a gap found that the log ends before `offset`."""
         self._is_named = False
-        """The broker has named the damage that was raised last."""
+        """Whether the broker reported the damage that was raised last."""
         self._again_at, self._again_left = offset, AGAIN_MAX
         self._origin: Offset | None = None
         """Offset at which `_part` begins, if it follows a gap."""
 
     @property
     def fetch_offset(self) -> Offset:
-        """Offset of the next get: after the bytes held of the record at `offset`.
+        """Offset of the next get: after the collected bytes of the record at `offset`.
 
         For an oversize record: its last byte. During the search of a gap: the probe.
         """
@@ -166,16 +165,16 @@ class PartitionCursor:
 
     @property
     def reached(self) -> Offset:
-        """Offset after the bytes read so far: constant while reading makes no progress.
+        """Offset after the bytes read so far; constant while there is no progress.
 
-        Bytes in which the next good record is searched do not count.
+        Bytes collected to search for the next good record do not count.
         """
         is_damaged = self._is_oversize or self._flaw
         return Offset(self.offset + (0 if is_damaged else len(self._part)))
 
     @property
     def damage(self) -> CorruptRecordError | None:
-        """Damage at `offset`, while the next good record is searched."""
+        """Damage at `offset` while the next good record is searched for; else None."""
         if not self._flaw:
             return None
         return CorruptRecordError(
@@ -185,12 +184,12 @@ class PartitionCursor:
 
     @property
     def is_incomplete(self) -> bool:
-        """Whether the next get asks for the rest of a record, which is there now."""
+        """Whether the next get is for the rest of a record, which is available now."""
         return bool(self._part) or self.is_searching
 
     @property
     def is_searching(self) -> bool:
-        """Whether the end of a gap is searched: then a refusal means no data."""
+        """Whether the end of a gap is searched for; then a refusal means no data."""
         return self._gap is not None or self._origin is not None
 
     @property
@@ -200,7 +199,7 @@ class PartitionCursor:
 
     @property
     def where(self) -> str | None:
-        """Filter of the next get; None: it asks for the bytes as they are."""
+        """Filter of the next get; None: the get is for plain bytes."""
         return None if self._is_plain or self.is_incomplete else self._where
 
     def set_fetch_bytes(self, size_bytes: int) -> None:
@@ -226,7 +225,7 @@ class PartitionCursor:
     def next_get(
         self, group: str, opaque: int, wait_ms: int, *, can_filter: bool = False
     ) -> Get:
-        """Return the next get; the broker may hold its answer for `wait_ms`."""
+        """Return the next get; the broker may delay its answer by up to `wait_ms`."""
         topic, number = self.partition.topic, self.partition.partition
         at, size_bytes = self.fetch_offset, self.size_bytes
         where = self.where if can_filter else None
@@ -235,14 +234,15 @@ class PartitionCursor:
     def may_be_good(self) -> bool:
         """Return, after CorruptRecordError, whether to ask the broker by `next_check`.
 
-        Not where it has named the damage, or was asked AGAIN_MAX times in vain.
+        False if the broker has reported the damage itself, or if its bytes at this
+        offset were fetched AGAIN_MAX times.
         """
         if self._again_at != self.offset:
             self._again_at, self._again_left = self.offset, AGAIN_MAX
         return not self._is_named and self._again_left > 0
 
     def next_check(self, opaque: int) -> Check:
-        """Return the question whether the bytes at `offset` are good at the broker."""
+        """Return the check whether the broker's bytes at `offset` are good."""
         size_bytes = max(1, self.after_damage - self.offset)
         self.seek(self.offset)
         topic, number = self.partition.topic, self.partition.partition
@@ -251,12 +251,13 @@ class PartitionCursor:
     def on_check(self, reply: Reply) -> None:
         """Process the answer to `next_check`: the next get begins at `offset` again.
 
-        Also where the broker cannot say anything: a get will show whether that passes.
+        It also does if the broker cannot answer; the get then shows whether the error
+        persists.
 
         Raises:
-            CorruptRecordError: the broker says that the record is damaged.
-            RemoteProtocolError: the answer cannot be.
-            WireError: the broker can say it later.
+            CorruptRecordError: the broker reports that the record is damaged.
+            RemoteProtocolError: the answer is invalid.
+            WireError: the broker may answer later.
         """
         damaged = None
         try:
@@ -280,16 +281,16 @@ class PartitionCursor:
         """Process the answer to a get at `fetch_offset`.
 
         Returns:
-            The complete records of the answer, in order; none when there is no data,
+            The complete records of the answer, in order; none if there is no data,
             nothing matches, the offset moved, or a record needs a larger get. The
             cursor has advanced.
 
         Raises:
-            CorruptRecordError: the record at `offset` is damaged, or the broker says
-                so, and the next good one is found, or is not in `fetch_bytes_max`.
-                The records before it were returned by the previous call; the cursor
-                does not move.
-            NoProgressError: the broker's answers lead nowhere.
+            CorruptRecordError: the record at `offset` is damaged, or the broker reports
+                that, and the next good one was found, or is not within
+                `fetch_bytes_max`. The records before it were returned by the previous
+                call; the cursor does not move.
+            NoProgressError: the answers do not allow progress.
         """
         self._is_named = False
         if self._gap is not None:
@@ -301,8 +302,8 @@ class PartitionCursor:
                 if self._part or self._origin is not None:
                     self._end_part()
                 elif self._end is not None:
-                    # Retention has deleted what was there when reading began, or
-                    # there is a gap.
+                    # Retention has deleted the data since reading began, or there is a
+                    # gap.
                     self._count_fruitless("no data before the end of the log")
                     if self._fruitless == GAP_AFTER:
                         self.search_gap()
@@ -327,7 +328,7 @@ class PartitionCursor:
         self.size_bytes = self._fetch_bytes
 
     def _collect(self, data: bytes) -> Sequence[Message]:
-        """Add to a record that comes in pieces; read it when it is complete."""
+        """Add to a record that arrives in pieces; read it when it is complete."""
         if not data:
             self._count_fruitless("the broker sends nothing")
         self._part += data
@@ -344,7 +345,7 @@ class PartitionCursor:
         return self._search(whole, flaw) if flaw else self._read(whole)
 
     def _give_up(self) -> NoReturn:
-        """Raise for the record at `offset`: its pieces are too small."""
+        """Raise for the record at `offset`, because its pieces are too small."""
         part, flaw, needed = bytes(self._part), self._flaw, self._part_needed
         self._small_count = 0
         if flaw:
@@ -379,7 +380,7 @@ class PartitionCursor:
         return []
 
     def _read_matches(self, data: bytes, next_offset: Offset) -> Sequence[Message]:
-        """Read runs; damaged ones are dropped, and what is there is got as it is."""
+        """Read runs; if they are damaged, drop them and fetch plain bytes next."""
         found = decode_matches(data, self.partition, self.offset, next_offset)
         if found is None:
             self._is_plain = True
@@ -446,7 +447,7 @@ class PartitionCursor:
             raise self._damage(part, flaw or lacking, self._next_good(part))
 
     def _on_damaged(self, damaged: Damaged) -> None:
-        """Raise for the range that the broker named, or for earlier damage."""
+        """Raise for the range that the broker reported, or for earlier damage."""
         part, flaw = bytes(self._part), self._flaw
         found = self._next_good(part) if flaw else None
         if found is not None:
@@ -474,13 +475,13 @@ class PartitionCursor:
 
     def _next_good(self, data: bytes) -> Position | None:
         """Return the position of a good record in the bytes collected after a flaw."""
-        # Bytes after a gap may begin with one; the record at `offset` is not good.
+        # Bytes after a gap may begin with a good record, others do not.
         first = Position(1) if self._origin is None else Position(0)
         found, self._tried = search_next_record(data, first, effort_max=EFFORT_MAX)
         return self._tried if found else None
 
     def _search(self, data: bytes, flaw: str) -> Sequence[Message]:
-        """Raise when the next good record is there; else request more, to the bound."""
+        """Raise once the next good record is found; until then request more bytes."""
         found = self._next_good(data)
         is_sure = found is not None and not is_blank_to_end(data, found)
         is_last = len(data) >= self._fetch_bytes_max
@@ -527,10 +528,10 @@ class PartitionCursor:
 
 
 def _size_of_damage(data: bytes) -> int:
-    """Return how much to skip of an answer that has no complete good record."""
+    """Return the bytes to skip of an answer that has no complete good record."""
     if len(data) < HEADER_BYTES:
         return len(data)
     length, *_rest = HEADER.unpack_from(data)
     size = HEADER_BYTES + length
-    # If only the payload is damaged, the length is right: a record may follow it.
+    # If only the payload is damaged, the length is right, and a record may follow it.
     return size if HEADER_BYTES <= size <= len(data) else len(data)

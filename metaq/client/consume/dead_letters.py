@@ -1,4 +1,4 @@
-"""Dead letters of consumers: their origin, and the partition that each goes to. Pure.
+"""Dead letters of consumers: their origin, and the choice of their partition. Pure.
 
 `metaq/record/dead_letters.py` has their headers.
 """
@@ -68,7 +68,7 @@ def read_origin(message: Message) -> Origin | None:
 class DeadLetterSelector:
     """A producer's selector for dead letters, which keeps their order.
 
-    It chooses by the key; without a key, by the partition of the failed message.
+    Chooses by the key; without a key, by the partition of the failed message.
     """
 
     def __init__(self) -> None:

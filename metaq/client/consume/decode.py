@@ -1,9 +1,9 @@
-"""Bytes of the log → messages, verified, as many per call as a get brought. Pure.
+"""Decodes and verifies the messages in an answer to a get. Pure.
 
 The hot path of every consumer, flat on purpose. One pass parses and checks the records
-into columns, and a message is made when it is handed out. Seven thousand waiting tuples
-are a megabyte for the garbage collector to traverse; a tuple that is made, used and
-dropped stays in the core's cache.
+into columns; a message is created when it is handed out. The garbage collector would
+have to traverse seven thousand waiting tuples, a megabyte; a tuple that is created,
+used and dropped stays in the processor's cache.
 
 Source: docs/metaq-1.4/client.md 3.3 and 3.4.
 """
@@ -23,7 +23,7 @@ from metaq.record.layout import HEADER, HEADER_BYTES, ZERO_HEADER
 from metaq.record.runs import RecordRun, decode_runs
 from metaq.record.scan import ScanResult, scan_records
 
-# `Message._make` without its check of the length: half of the cost of a message.
+# `Message._make` without its check of the length, which is half of the cost.
 MAKE: Final = tuple.__new__
 
 _OFFSETS: Final = Message._fields.index("offset")
@@ -31,7 +31,7 @@ _NEXT_OFFSETS: Final = Message._fields.index("next_offset")
 
 
 class FetchedMessages(Sequence[Message]):
-    """Messages of one partition in order, each made when it is read."""
+    """Messages of one partition in order, each created when it is accessed."""
 
     __slots__ = ("columns", "may_expire")
 
@@ -39,9 +39,9 @@ class FetchedMessages(Sequence[Message]):
         self, columns: Sequence[list[Any]], *, may_expire: bool = False
     ) -> None:
         self.columns = columns
-        """One list for each field of a message, all of one length."""
+        """One list for each field of a message, all of the same length."""
         self.may_expire = may_expire
-        """Whether any of them has the header for that."""
+        """Whether any of them has the header of an expiry."""
 
     def __len__(self) -> int:
         return len(self.columns[0])
@@ -51,14 +51,14 @@ class FetchedMessages(Sequence[Message]):
     @overload
     def __getitem__(self, at: slice) -> "FetchedMessages": ...
     def __getitem__(self, at: int | slice) -> "Message | FetchedMessages":
-        """Return one message, or some as columns."""
+        """Return one message, or a slice as columns."""
         if isinstance(at, slice):
             some = [column[at] for column in self.columns]
             return FetchedMessages(some, may_expire=self.may_expire)
         return MAKE(Message, [column[at] for column in self.columns])
 
     def __iter__(self) -> Iterator[Message]:
-        """Go through the messages in order."""
+        """Return an iterator over the messages in order."""
         return map(MAKE, repeat(Message), zip(*self.columns, strict=True))
 
 
@@ -86,17 +86,17 @@ def join(first: Sequence[Message], second: Sequence[Message]) -> Sequence[Messag
 def decode_messages(
     data: bytes, partition: TopicPartition, offset: Offset
 ) -> tuple[FetchedMessages, ScanResult | CorruptRecordError]:
-    """Return the complete, valid records at the start of `data`, and what ends them.
+    """Return the complete, valid records at the start of `data`, and their ending.
 
     Args:
-        data: bytes of the log; the last record may be cut anywhere.
+        data: bytes of the log; the last record may be incomplete.
         partition: partition of the log.
         offset: offset of the first byte, a record boundary.
 
     Returns:
         The messages in order, and the end of the scan: clean, incomplete or corrupt,
-        its position relative to `data`; or the error of a record whose checksum is
-        right and whose attribute block is not.
+        its position relative to `data`; or the error of a record with a right checksum
+        and an invalid attribute block.
     """
     ids: list[int] = []
     payloads: list[bytes] = []
@@ -160,11 +160,11 @@ def decode_joined(
 ) -> FetchedMessages:
     """Return the messages of runs, in their order.
 
-    They are decoded at once: most runs are one record, and a call for each took longer
-    than its record.
+    All are decoded in one call: most runs have one record, and a call for each run
+    would take longer than decoding the record.
 
     Raises:
-        CorruptRecordError: a record is damaged, or a run is not whole records.
+        CorruptRecordError: a record is damaged, or a run has an incomplete record.
     """
     data = b"".join([run.data for run in runs])
     messages, _ending = decode_messages(data, partition, Offset(0))
@@ -188,7 +188,7 @@ def decode_joined(
 def decode_matches(
     data: bytes, partition: TopicPartition, start: Offset, end: Offset
 ) -> FetchedMessages | None:
-    """Return the messages of runs between two offsets; None: something is damaged."""
+    """Return the messages of runs between two offsets; None: the runs are damaged."""
     try:
         runs = decode_runs(data)
         messages = decode_joined(runs, partition)
@@ -207,5 +207,5 @@ def matching(messages: Sequence[Message], where: Filter | None) -> Sequence[Mess
         return messages
     matches = where.matches
     kept = [m for m in messages if matches(m.key, m.header_pairs, m.attribute)]
-    # A broker that filters sends no others: they stay columns.
+    # Keep columns if all match, as from a broker that filters.
     return messages if len(kept) == len(messages) else kept

@@ -4,14 +4,14 @@
                   `---yes--> counted as handled
 
 Theory of operation. The cache may be a network service, so it is never called on the
-event loop: one thread makes one call at a time, and a call ends at a deadline. While
-the ids of a batch are checked, its partition is not fetched: batches keep their order,
-and waiting batches are bounded. Any thread notes handled ids; one task adds them, all
-noted ones in one call.
+event loop: one thread makes one call at a time, each with a deadline. While the ids of
+a batch are checked, its partition is not fetched, so that batches keep their order and
+the number of waiting batches is bounded. Any thread may note handled ids; one task adds
+all noted ids in one call.
 
-With periodic commits the id of a handled message is added when its batch is given back;
-if only the user commits, by the next commit. In the second case the messages of a
-rollback are not in the cache.
+With periodic commits, the id of a handled message is added when its batch is given
+back; if only the user commits, at the next commit, so that messages of a rollback are
+not added.
 
     Invariant: at most one batch of a partition is being checked.
     Invariant: a call of the cache has a deadline; if it fails, messages are delivered.
@@ -41,11 +41,11 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 WAITING_COUNT_MAX: Final = 100_000
-"""Bound on the ids that wait for a commit or for the cache: more than one full buffer
-of medium-sized messages. Further ids are dropped and counted."""
+"""Maximum number of ids that wait for a commit or for the cache, more than a full
+buffer of medium-sized messages. Further ids are dropped and counted."""
 
 NO_MEMORY_S: Final = 0.2
-"""Pause before a batch that found no memory is checked again."""
+"""Delay before a check that failed for lack of memory is repeated, in seconds."""
 
 
 @dataclass(slots=True)
@@ -56,12 +56,12 @@ class DuplicateStatistics:
         "metaq_consumer_duplicate_messages_total",
         "Messages not delivered because their ids were in `duplicate_ids`.",
     )
-    """They count as handled."""
+    """Skipped messages count as handled."""
     failure_count: int = counter(
         "metaq_consumer_duplicate_ids_failures_total",
         "Calls of `duplicate_ids` that raised or took too long.",
     )
-    """Their messages were delivered, or their ids not added."""
+    """The messages were delivered, or the ids not added."""
     forgotten_count: int = counter(
         "metaq_consumer_duplicate_ids_forgotten_total",
         "Ids that were not added to `duplicate_ids`.",
@@ -72,8 +72,8 @@ class DuplicateStatistics:
 class DuplicateFilter:
     """One consumer's use of its cache of ids.
 
-    Lifecycle: made on the loop, `close`. Concurrency: on the loop, except `on_handled`
-    and `statistics`, which any thread calls.
+    Lifecycle: created on the loop, `close`. Concurrency: on the loop, except
+    `on_handled` and `statistics`, which any thread may call.
     """
 
     def __init__(
@@ -92,10 +92,11 @@ class DuplicateFilter:
             ids: the cache; owned and closed by the user.
             group: consumer group.
             clock: clock of the client.
-            timeout_s: bound on one call of the cache, the wait for its turn included.
-            waits_for_commit: handled ids wait for `acknowledge`.
-            on_room: called on the loop when a batch was checked: its partition may be
-                fetched again.
+            timeout_s: maximum time of one call of the cache, including the wait for its
+                turn.
+            waits_for_commit: whether handled ids wait for `acknowledge`.
+            on_room: called on the loop after a batch was checked, so that its partition
+                may be fetched again.
         """
         self._ids = ids
         self._group = group
@@ -109,7 +110,7 @@ class DuplicateFilter:
         self._passing: set[TopicPartition] = set()
         self._lock = threading.Lock()
         self._handled: list[tuple[TopicPartition, Offset, MessageId]] = []
-        """Handled, and waiting for a commit at or after this offset."""
+        """Handled messages that wait for a commit at or after this offset."""
         self._ready: list[MessageId] = []
         self._waiting_count = 0
         self._adding: asyncio.Task[None] | None = None
@@ -145,7 +146,7 @@ class DuplicateFilter:
                 await self._deliver_rest(batch, deliver)
                 break
             except MemoryError:
-                # Nothing more of the partition is fetched before it is delivered.
+                # The partition is not fetched until the batch is delivered.
                 _log.exception("duplicate ids: group=%s: no memory", self._group)
                 await asyncio.sleep(NO_MEMORY_S)
         del self._asking[batch.partition]
@@ -164,11 +165,11 @@ class DuplicateFilter:
         deliver(batch)
 
     def let_pass(self, partition: TopicPartition) -> None:
-        """Deliver a partition without checks until `stop`: a seek requested that."""
+        """Deliver a partition without checks until `stop`, as a seek requested."""
         self._passing.add(partition)
 
     def stop(self, partition: TopicPartition) -> None:
-        """Drop the batch being checked: the partition is not read any more."""
+        """Drop the batch being checked, because the partition is no longer read."""
         self._passing.discard(partition)
         task = self._asking.pop(partition, None)
         if task is not None:
@@ -187,14 +188,15 @@ class DuplicateFilter:
                 self._handled += [(m.partition, m.next_offset, m.id) for m in taken]
                 return
             self._ready += [one.id for one in taken]
-        # After the client's end there is no loop, and no cache to add to.
+        # After the end of the client there is no loop, and nothing to add to.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._begin_adding)
 
     def acknowledge(self, offsets: Offsets) -> None:
-        """Add the handled ids before these offsets: they are committed.
+        """Add the handled ids before these offsets, which are committed.
 
-        The ids of partitions without an offset are dropped: others read them now.
+        The ids of partitions without an offset are dropped, because other members read
+        these partitions now.
         """
         with self._lock:
             handled, self._handled = self._handled, []
@@ -209,7 +211,7 @@ class DuplicateFilter:
         self._begin_adding()
 
     def discard(self) -> None:
-        """Drop handled ids that were not added: their messages are rolled back."""
+        """Drop handled ids that were not added, because of a rollback."""
         with self._lock:
             self._handled.clear()
             self._ready.clear()
@@ -237,7 +239,7 @@ class DuplicateFilter:
         return True
 
     async def close(self) -> None:
-        """Add the ready ids within the time-out of two calls; never raises.
+        """Add the ready ids within the time of two calls; never raises.
 
         Cancellation: ids that were not added are dropped.
         """
@@ -260,7 +262,7 @@ class DuplicateFilter:
             result = await self._thread.run(work, deadline_s=deadline_s)
         except Exception as error:  # noqa: BLE001  # any error of the user's store
             self._counts.failure_count += 1
-            # An error once for each outage; the counter shows how long it lasts.
+            # Logged as an error once in each outage; the counter shows how it lasts.
             level = logging.DEBUG if self._is_failing else logging.ERROR
             self._is_failing = True
             _log.log(

@@ -1,7 +1,8 @@
-"""From a fetched answer to the fetch buffer, without repeats and filtered messages.
+"""Passes fetched messages to the fetch buffer, without repeats and filtered ones.
 
 All fetchers of one consumer share a handler. An error that ends reading is passed to
-the consumer, which stops all fetchers: no message after a failure is handed out.
+the consumer, which stops all fetchers, so that no message after a failure is handed
+out.
 """
 
 import logging
@@ -23,15 +24,15 @@ from metaq.record.expiry import expiry_of
 _log = logging.getLogger(__name__)
 
 FETCH_BYTES_MIN: Final = 64 * 1024
-"""Least size of a get, for any number of partitions."""
+"""Minimum size of a get, for any number of partitions, in bytes."""
 
 Marks = dict[tuple[str, TopicPartition], Offset]
-"""Handled offsets of messages that this process may get again, by group and partition;
-for `skip_repeats`."""
+"""(Group, partition) → offset up to which messages were handled but not committed, so
+that they may be fetched again; for `skip_repeats`."""
 
 
 class FetchHandler:
-    """Receives the messages of a consumer's fetchers; on the loop's thread alone."""
+    """Receives the messages of a consumer's fetchers; used on the loop's thread."""
 
     def __init__(
         self,
@@ -44,7 +45,7 @@ class FetchHandler:
         duplicates: DuplicateFilter | None,
         on_fatal: Callable[[MetaqError], None],
     ) -> None:
-        """Start counting; the marks are shared by the consumers of one client."""
+        """Create a handler; all consumers of a client share the marks."""
         self._fetch_buffer = fetch_buffer
         self._group = group
         self._options = options
@@ -66,7 +67,7 @@ class FetchHandler:
     def mark(self, partition: TopicPartition, handled: GroupOffset) -> None:
         """Remember a handled offset that could not be committed.
 
-        If only the user commits, messages without a commit are delivered again.
+        Not if only the user commits: then uncommitted messages are delivered again.
         """
         options = self._options
         if options.skip_repeats and options.commit_interval_s is not None:
@@ -80,11 +81,11 @@ class FetchHandler:
         return self._marks.get((self._group, partition), NOTHING_HANDLED)
 
     def unmark(self, partition: TopicPartition) -> None:
-        """Forget the mark: a seek went back, or the log was replaced."""
+        """Forget the mark, after a seek back or a replacement of the log."""
         self._marks.pop((self._group, partition), None)
 
     def deliver_again(self, partition: TopicPartition) -> None:
-        """Deliver all messages of a partition until `stop`: a seek requested them."""
+        """Deliver all messages of a partition until `stop`, as a seek requested."""
         self.unmark(partition)
         if self._duplicates is not None:
             self._duplicates.let_pass(partition)
@@ -97,13 +98,13 @@ class FetchHandler:
     # -- interface of fetchers --------------------------------------------------------
 
     def has_room(self, partition: TopicPartition) -> bool:
-        """Return whether more may be fetched."""
+        """Return whether more of a partition may be fetched."""
         if self._duplicates is not None and self._duplicates.is_asking(partition):
             return False
         return self._fetch_buffer.has_room(partition)
 
     def fetch_bytes(self) -> int:
-        """Return the size of a get: partitions share the bound on buffered bytes."""
+        """Return the size of a get; partitions share the bound on buffered bytes."""
         options = self._options
         share = options.buffer_bytes_max // max(1, self._fetch_buffer.buffer_count)
         return max(FETCH_BYTES_MIN, min(options.fetch_bytes, share))
@@ -115,7 +116,7 @@ class FetchHandler:
         size_bytes: int,
         end: Offset,
     ) -> None:
-        """Deliver fetched messages; up to `end` the log has no others that match."""
+        """Deliver fetched messages: all matching ones of the log up to `end`."""
         fresh = self._without_repeats(partition, messages)
         batch = FetchedBatch(partition, fresh, end, size_bytes)
         if self._passes_over and getattr(messages, "may_expire", False):
@@ -144,7 +145,7 @@ class FetchHandler:
         self._fetch_buffer.put(batch)
 
     def _is_fresh(self, message: Message) -> bool:
-        """Return whether a message that is handed out has not expired. Any thread."""
+        """Return whether a message has not expired; count it if it has. Any thread."""
         expiry_ms = expiry_of(message.id, message.header_pairs)
         if expiry_ms is None or self._clock.wall_ms() < expiry_ms:
             return True
@@ -178,7 +179,7 @@ class FetchHandler:
         self._fetch_buffer.put(FetchedBatch(partition, [], new, 0))
 
     def on_replaced(self, partition: TopicPartition, old: Offset) -> None:
-        """Count and log that another log than was committed is read from its start."""
+        """Count and log that a replaced log is read from its start."""
         self.reset_count += 1
         _log.error(
             "the log ends before the offset at which reading began: group=%s"
@@ -192,7 +193,7 @@ class FetchHandler:
         self._fetch_buffer.put(FetchedBatch(partition, [], Offset(0), 0))
 
     def on_failure(self, partition: TopicPartition, error: MetaqError) -> None:
-        """Log a failed get as a warning once for each broker and kind of error.
+        """Log a failed get, as a warning only once for each broker and type of error.
 
         A broker that is away may fail thousands of partitions for hours; `health`
         reports each.
@@ -203,6 +204,6 @@ class FetchHandler:
         failing.add(partition)
 
     def on_recovery(self, partition: TopicPartition) -> None:
-        """Forget the failure of a partition that is read again, or no longer ours."""
+        """Forget the failure of a partition that is read again or unassigned."""
         for failing in self._failing.values():
             failing.discard(partition)

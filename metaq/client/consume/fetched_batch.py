@@ -1,11 +1,11 @@
-"""A fetched batch: messages of one partition, on their way through a worker's hands.
+"""A fetched batch: messages of one partition, and how many of them are handled.
 
-Theory of operation. A batch hands its messages out in order: one by one to a loop
-(`begin`), or several at once (`take`). It counts them as it does, and those before the
-last `held` ones are *handled*: a commit may pass them. A loop is an iterator of C, so
-what was handed out is what its rows lack. It ends early when its gate is emptied: by
-the next loop over the batch, by an interrupt, or where the partition goes (`stop`) or
-the rest is to come again (`recall`), from any thread.
+Theory of operation. A batch hands out its messages in order: one by one to a loop
+(`begin`), or several at once (`take`). It counts them; all but the last `held` ones
+handed out are *handled*, and may be committed. A loop is an iterator in C, so the
+number handed out follows from the rows that are left. The loop ends early when its gate
+is emptied, from any thread: by the next loop over the batch, by an interrupt, when the
+partition is revoked (`stop`), or when the rest will be delivered again (`recall`).
 
     handled | held: being handled | not handed out yet
     --------+---------------------+--------------------
@@ -26,29 +26,29 @@ from metaq.model import Message, Offset, TopicPartition
 
 @dataclass(slots=True, eq=False)
 class FetchedBatch:
-    """Messages of one partition, in order; belongs to one worker while taken."""
+    """Messages of one partition, in order; owned by one worker at a time."""
 
     partition: TopicPartition
     messages: Sequence[Message]
-    """Empty if all were filtered: then only `next_offset` matters."""
+    """Empty if all were filtered out; then only `next_offset` matters."""
     next_offset: Offset
-    """Offset after the last of them, filtered ones included."""
+    """Offset after the last message, including filtered ones."""
     size_bytes: int
-    """Bytes of the log they came from."""
+    """Size of their bytes in the log."""
     held: int = 1
-    """Number of the last messages handed out that are still being handled."""
+    """Number of messages, the last ones handed out, that are still being handled."""
     confirmed: int = 0
     reported: int = 0
     """Number of messages that were passed to `on_handled`."""
     is_fresh: Callable[[Message], bool] | None = None
-    """Those for which it returns False are passed over; None: nothing is."""
+    """Returns False for messages to pass over; None: pass over none."""
     is_stopped: bool = False
-    """Hand out no more: the partition is being revoked, or read elsewhere."""
+    """Whether handing out has ended because the partition is revoked or was sought."""
     is_recalled: bool = False
-    """Hand out no more: the rest of it comes in another batch, now or later."""
+    """Whether handing out has ended because the rest comes in another batch."""
     is_awaited: bool = False
     on_replayed: Callable[[BaseException | None], object] | None = None
-    """Of a kept message: called by its worker with the handler's error, or None."""
+    """For a parked message: called by its worker with the handler's error or None."""
     _rows: Iterator[Any] = field(init=False)
     _left: Iterator[Any] | None = field(default=None, init=False)
     _gate: list[type[Message]] = field(default_factory=list, init=False)
@@ -70,10 +70,11 @@ class FetchedBatch:
         return self.is_halted or self.handed == len(self.messages)
 
     def begin(self) -> Iterator[Message]:
-        """Hand out the rest, one by one; messages handed out before are handled.
+        """Hand out the rest, one by one; messages handed out before count as handled.
 
-        No interpreted instruction runs per message: `_left` counts, and the iterator
-        ends when its gate is emptied, by the next `begin` or from another thread.
+        No interpreted instruction runs per message: the length of `_left` counts, and
+        the iterator ends when its gate is emptied, by the next `begin` or by another
+        thread.
         """
         self.confirm()
         self.held = 1
@@ -90,31 +91,31 @@ class FetchedBatch:
         return rest if self.is_fresh is None else filter(self.is_fresh, rest)
 
     def take(self, count_max: int) -> list[Message]:
-        """Hand out up to `count_max`; messages handed out before are handled."""
+        """Hand out up to `count_max`; messages handed out before count as handled."""
         self.confirm()
         self.held = 0
         return self.take_more(count_max)
 
     def take_more(self, count_max: int) -> list[Message]:
-        """Hand out up to `count_max`, to be handled together with those before."""
+        """Hand out up to `count_max`, to be handled together with the held ones."""
         held, before = self.held, self.handed
-        # Until they are counted, no commit of another thread counts any of them.
+        # Hold all until they are counted, so that no other thread commits them.
         self.held = held + len(self.messages)
         taken = list(islice(self._rest(), count_max))
-        # What was passed over after a message that is being handled counts with it.
+        # Messages passed over after one that is being handled are held with it.
         self.held = held + self.handed - before if taken or held else 0
         return taken
 
     def count_within(self, bytes_max: int) -> int:
-        """Return how many of the rest, which has some, are within so many bytes."""
+        """Return how many next messages are within `bytes_max`; some must be left."""
         at = self.handed
         end = self.messages[at].offset + bytes_max
         return bisect_right(self.messages, end, at, key=attrgetter("next_offset")) - at
 
     def grown(self, more: "FetchedBatch") -> "FetchedBatch":
-        """Return a batch of what is being handled and of `more`, which is next.
+        """Return a batch of the messages being handled, followed by `more`.
 
-        All of this one is handed out, and nothing of `more`.
+        All messages of this batch must be handed out, and none of `more`.
         """
         being_handled = self.messages[self.handled :]
         grown = FetchedBatch(
@@ -129,7 +130,7 @@ class FetchedBatch:
         return grown
 
     def interrupt(self) -> None:
-        """End the iterator of `begin`; the next one goes on. From any thread."""
+        """End the iterator of `begin`; the next one continues. For any thread."""
         self._gate.clear()
 
     def stop(self) -> None:
@@ -138,13 +139,13 @@ class FetchedBatch:
         self._gate.clear()
 
     def recall(self) -> None:
-        """Hand out no more: the worker gives it back, and the rest comes again."""
+        """Hand out no more; its worker gives it back, and the rest comes again."""
         self.is_recalled = True
         self._gate.clear()
 
     @property
     def handled(self) -> int:
-        """Number of handled messages: those handed out and not being handled."""
+        """Number of handled messages: handed out and no longer being handled."""
         return max(self.handed - self.held, self.confirmed, 0)
 
     def confirm(self) -> None:

@@ -1,27 +1,28 @@
-"""Gets of one partition, for as long as it is assigned to this consumer.
+"""Fetches one partition while it is assigned to this consumer.
 
-Theory of operation: a small state machine on the event loop, driven by callbacks; no
-task and no future per get. At most one get is in flight per partition.
+Theory of operation: a small state machine on the event loop, driven by callbacks,
+without a task or future per get. At most one get is in flight per partition.
 
     step --room?--connection?--> get in flight --answer--> buffer.put --> step
       |no room: wait for on_room    |error, no data
       |no broker: pause             v
       +<------------------------- pause
 
-With long poll the broker holds a get until there is data, so a consumer that has caught
-up asks a few times a minute. Without it (MetaQ 1.4) the pause after an empty answer
-grows in steps, as MetaQ's clients do. An empty answer that comes sooner than requested
-causes a pause too, for every kind of broker: no broker can make this code spin.
+With long polling, the broker delays the answer to a get until there is data, so an idle
+consumer sends a few gets a minute. Without it (MetaQ 1.4), the pause after an empty
+answer grows in steps, as in MetaQ's clients. An empty answer that arrives earlier than
+requested also causes a pause, so that no broker can make the fetcher spin.
 
-Damage that the fetcher finds in an answer may have come on the way. A broker that can
-be asked says whether its bytes are good (`check`) before the damage counts, and good
-ones are got again.
+Damage in an answer may be from the network. If the broker supports it, `check` asks
+whether the broker's bytes are good before the damage counts, and good ones are fetched
+again.
 
-A broker that names damage is believed. One that cannot (MetaQ 1.4), and repeatedly
-sends no data or refuses, is searched for later bytes (`cursor.search_gap`).
+Damage that a broker reports is trusted. If a broker cannot report damage (MetaQ 1.4)
+and repeatedly sends no data or refuses, later bytes are searched for
+(`cursor.search_gap`).
 
-The partition of a leader that is gone is readable on its followers: a get goes to the
-first address in the snapshot of the cluster, leader first.
+If the leader is gone, a partition is read from a follower: a get goes to the first
+address in the snapshot of the cluster, leader first.
 
 Source: docs/metaq-1.4/client.md 11.1, 11.2 and 14.5.
 """
@@ -57,15 +58,16 @@ from metaq.stats import counter
 _log = logging.getLogger(__name__)
 
 GET_SLACK_S: Final = 5.0
-"""Least time that an answer may take, in addition to the requested wait."""
+"""Minimum time-out of an answer, in addition to the requested wait, in seconds."""
 CONNECT_NOTICE_S: Final = 2.0
-"""Without a connection for so long, or for `request_timeout_s` if that is shorter, an
-error is reported; connecting goes on."""
+"""Time without a connection after which an error is reported, in seconds;
+`request_timeout_s` if that is shorter. Connecting continues."""
 LATE_S: Final = 1.0
-"""An answer that is later than that is waited for: the broker holds it back."""
+"""Delay after which a missing answer is reported as held back by the broker, in
+seconds."""
 EMPTY_MAX: Final = 4
-"""Answers without data in a row, refusals included, after which a broker that cannot
-name damage is searched for later bytes; and again after as many."""
+"""Number of consecutive answers without data, including refusals, after which a gap is
+searched for if the broker cannot report damage; repeated after as many."""
 
 
 @dataclass(slots=True)
@@ -94,7 +96,7 @@ class FetchStatistics:
 
 
 class PartitionFetcher:
-    """Gets of one partition. Owner: the consumer; on the loop's thread alone."""
+    """Fetcher of one partition. Owned by the consumer; used on the loop's thread."""
 
     def __init__(
         self,
@@ -106,9 +108,9 @@ class PartitionFetcher:
         options: ConsumerOptions,
         is_committed: bool = False,
     ) -> None:
-        """Take over a cursor; nothing is sent before `step`.
+        """Create a fetcher that owns the cursor; nothing is sent before `step`.
 
-        `is_committed`: it begins where the group's offsets say.
+        `is_committed`: the cursor begins at a committed offset of the group.
         """
         self.cursor = cursor
         self.partition: Final = cursor.partition
@@ -120,7 +122,7 @@ class PartitionFetcher:
         self._loop = asyncio.get_running_loop()
         self._is_stopped = False
         self._is_busy = False
-        """A get is in flight, a connection is being made, or a pause runs."""
+        """Whether a get is in flight, a connection is being made, or a pause runs."""
         self._is_asking = False
         self._timer: asyncio.TimerHandle | None = None
         self._forget_connection: Callable[[], None] | None = None
@@ -129,23 +131,23 @@ class PartitionFetcher:
         self._failures = 0
         self._idle_s = 0.0
         self._ticket = 0
-        """Grows with every get; the answer to an older one is dropped."""
+        """Number of the last get; answers to older ones are dropped."""
         self._counts = FetchStatistics()
         self._may_be_replaced = is_committed
-        """Whether another log may be there than was read before: nothing came yet."""
+        """Whether the log may be another one than was committed; until data arrives."""
         self._suspect_count = 0
-        """Answers without data in a row that may hide damage."""
+        """Number of consecutive answers without data that may hide damage."""
         self.last_error: MetaqError | None = None
-        """Error of the last get; None after one that was answered."""
+        """Error of the last get; None if it was answered."""
 
     @property
     def problem(self) -> MetaqError | None:
-        """The last get's error, or the damage whose end is searched; None: neither."""
+        """Error of the last get, or damage whose end is searched for; None: neither."""
         return self.last_error or self.cursor.damage
 
     @property
     def held_back(self) -> str | None:
-        """Condition of the broker that keeps gets waiting; None: none."""
+        """Why the broker delays gets, for texts; None: it does not."""
         if isinstance(self.last_error, UnavailableError):
             return f"refuses gets: {self.last_error}"
         late_s = self._context.clock.monotonic_s() - self._sent_s - self._wait_s
@@ -158,7 +160,7 @@ class PartitionFetcher:
         return replace(self._counts, again_count=self.cursor.again_count)
 
     def stop(self) -> None:
-        """Send no more gets; an answer that still arrives is dropped."""
+        """Send no more gets, and drop an answer that still arrives."""
         self._is_stopped = True
         if self.last_error is not None:
             self._handler.on_recovery(self.partition)
@@ -192,7 +194,7 @@ class PartitionFetcher:
         )
 
     def step_now(self) -> None:
-        """End a pause early: the cluster has changed."""
+        """End a pause early, because the cluster has changed."""
         if self._timer is not None:
             self._timer.cancel()
             self._resume()
@@ -207,7 +209,7 @@ class PartitionFetcher:
 
     def _ask(self, connection: BrokerConnection) -> None:
         announced_s = connection.capabilities.wait_ms_max / 1000
-        # After an error, ask for an answer at once: it shows that the error is over.
+        # After an error, request an answer at once, to see whether it has passed.
         is_urgent = self.last_error is not None or self.cursor.is_incomplete
         self._wait_s = 0.0 if is_urgent else min(self._options.wait_s, announced_s)
         self.cursor.set_fetch_bytes(self._handler.fetch_bytes())
@@ -287,7 +289,7 @@ class PartitionFetcher:
             elif self.cursor.is_beyond and self._may_be_replaced:
                 self._on_replaced(before)
             else:
-                # There is no gap, or none that can be seen yet.
+                # There is no gap, or it cannot be seen yet.
                 is_idle = self.last_error is None
                 self._pause(self._grown_idle_s() if is_idle else self._grown_pause_s())
             return
@@ -325,7 +327,7 @@ class PartitionFetcher:
         self._go_on()
 
     def _on_replaced(self, begin: Offset) -> None:
-        """Read a log from its start of which the broker knew nothing at the begin."""
+        """Read a replaced log from its start: it ends before the committed offset."""
         self.cursor.seek(Offset(0))
         self._handler.on_replaced(self.partition, begin)
         self._go_on()
@@ -333,7 +335,7 @@ class PartitionFetcher:
     # -- errors -----------------------------------------------------------------------
 
     def _suspect_gap(self, connection: BrokerConnection) -> None:
-        """Have a gap searched, if the broker could not say that there is one."""
+        """Count a suspect answer; search for a gap if the broker cannot report one."""
         self._suspect_count += 1
         if self._suspect_count >= EMPTY_MAX and not connection.capabilities.codes:
             self._suspect_count = 0
@@ -353,12 +355,12 @@ class PartitionFetcher:
         self._pause(self._grown_pause_s())
 
     def _on_no_memory(self, offset: Offset) -> None:
-        """Get again from an offset: messages may come twice, and none is skipped."""
+        """Fetch again from an offset; messages may be repeated, and none is skipped."""
         self.cursor.seek(offset)
         self._on_error(ClientError(f"{self.partition}: no memory to read at {offset}"))
 
     def _on_checked(self, reply: Reply, connection: BrokerConnection) -> None:
-        """Get the bytes again that the broker does not call damaged."""
+        """Fetch bytes again unless the broker reports them as damaged."""
         try:
             self.cursor.on_check(reply)
         except CorruptRecordError as error:
@@ -381,7 +383,7 @@ class PartitionFetcher:
             return
         at, follower = self.cursor.offset, self.cursor.after_damage
         if follower == at:
-            # Nothing good follows it now.
+            # No bytes can be skipped yet; try again later.
             self._on_error(error)
             return
         _log.error("damaged record skipped: next_offset=%d: %s", follower, error)
@@ -403,7 +405,7 @@ class PartitionFetcher:
         return self._idle_s
 
     def _pause_after_nothing_s(self) -> float:
-        """Return the pause after an answer without data; 0: the broker has waited."""
+        """Return the pause after an answer without data; 0 if the broker has waited."""
         if self._context.clock.monotonic_s() - self._sent_s < self._wait_s / 2:
             return self._grown_pause_s()  # it did not wait as requested
         if not self._wait_s:

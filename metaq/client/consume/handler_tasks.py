@@ -1,6 +1,6 @@
-"""Handlers of the async world: tasks that call one, until one fails or all have ended.
+"""Tasks that call an async handler, until one fails or all have ended.
 
-The threads of the sync world are in `sync/handler_threads.py`.
+`sync/handler_threads.py` has the threads of the sync client.
 """
 
 import asyncio
@@ -23,24 +23,25 @@ AsyncHandler: TypeAlias = Callable[[M], Awaitable[object]]
 CONCURRENCY_MAX: Final = 10_000
 
 END_S: Final = 1.0
-"""Longest wait for handlers that are cancelled at the end of a run."""
+"""Maximum wait for cancelled handlers at the end of a run, in seconds."""
 
 
 class HandlerTasks:
     """The tasks of one run. Used on the loop."""
 
     def __init__(self, group: str) -> None:
-        """Prepare those of a group's run; nothing runs before `run`."""
+        """Create it for a run of a group; nothing runs before `run`."""
         self._group = group
         self._idle: set[asyncio.Task[Any]] = set()
         self._late: set[asyncio.Task[None]] = set()
-        """Tasks whose handlers go on after the run; referred to, so that they can."""
+        """Tasks that continue after the run; kept, or they could be collected."""
         self.is_ending = False
-        """No further message is begun: a handler may swallow its cancellation."""
+        """Whether no further message may begin, even if a handler ignores its
+        cancellation."""
 
     @contextlib.contextmanager
     def idle(self) -> Iterator[None]:
-        """Mark the running task, for the time of the block, as without a message."""
+        """Mark the running task as without a message inside the block."""
         me = current_task()
         self._idle.add(me)
         try:
@@ -56,10 +57,10 @@ class HandlerTasks:
         timeout_s: float | None,
         grace_s: float,
     ) -> None:
-        """Run `work` in so many tasks, until one fails or all have ended.
+        """Run `work` in `concurrency` tasks, until one fails or all have ended.
 
-        After `timeout_s` (None: never) handlers that run have `grace_s` to end. Then
-        they are cancelled, and one that has not ended END_S later is not waited for.
+        After `timeout_s` (None: never), running handlers have `grace_s` to end. Then
+        they are cancelled, and waited for up to END_S.
 
         Raises:
             BaseException: the first error of a task.
@@ -95,10 +96,10 @@ class HandlerTasks:
 
 
 async def failure_of(handler: AsyncHandler[M], message: M) -> BaseException | None:
-    """Return the exception of a handler; None when it returned.
+    """Call a handler; return its exception, or None if it returned.
 
     Raises:
-        ConfigError: it is a plain function, which has done its work in the loop.
+        ConfigError: it is a plain function, which has run on the loop.
     """
     try:
         result = handler(message)

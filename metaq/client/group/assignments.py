@@ -1,7 +1,7 @@
 """Sources of a consumer's partitions, and the interface of their reader.
 
-A `PartitionSource` decides what is read: a group in ZooKeeper (`rebalancer.py`), or a
-fixed list. An `AssignmentSink`, the consumer, reads it.
+A `PartitionSource` decides which partitions are read: a group in ZooKeeper
+(`rebalancer.py`), or a fixed list. An `AssignmentSink`, the consumer, reads them.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ RETRY: Final = Backoff(first_s=0.1, max_s=5.0)
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """Membership and session that a commit is bound to: after their end it fails."""
+    """Membership and session of a commit, which fails after they have ended."""
 
     member: str
     session_version: int
@@ -31,44 +31,44 @@ class Fence:
 
 
 class AssignmentSink(Protocol):
-    """Reader of partitions; all calls on the loop's thread.
+    """Reader of partitions; all calls are made on the loop's thread.
 
-    Calls for different partitions may run at once. A `fence` ends a waiting `revoke` of
-    the same partitions.
+    Calls for different partitions may run concurrently. A `fence` ends a waiting
+    `revoke` of the same partitions.
     """
 
     async def assign(self, partitions: Collection[TopicPartition]) -> None:
-        """Begin to read partitions that are ours now.
+        """Begin to read newly claimed partitions.
 
         Raises:
-            MetaqError: their offsets could not be read; none of them is read.
+            MetaqError: an offset could not be read; none of the partitions is read.
 
         Cancellation: none of them is read.
         """
 
     def announce(self, partitions: Collection[TopicPartition]) -> None:
-        """Hand messages out: the user hears of all of one assignment together.
+        """Begin to hand out messages, and report an assignment to the user as a whole.
 
         Partitions that were lost since `assign` are left out.
         """
 
     async def revoke(self, partitions: Collection[TopicPartition]) -> None:
-        """Stop reading; wait, bounded, for messages and hooks; commit if due.
+        """Stop reading; wait (bounded) for handlers and hooks; commit if configured.
 
         Never raises: a failed commit is logged, and its messages are delivered again.
         """
 
     def fence(self, partitions: Collection[TopicPartition]) -> None:
-        """Stop reading at once: another member may own them already."""
+        """Stop reading at once, because another member may own the partitions."""
 
 
 class PartitionSource(Protocol):
-    """Source of our partitions."""
+    """Source of a consumer's partitions."""
 
     unsettled_since_s: float | None
-    """Monotonic time since which some of our partitions are not read; None: all are."""
+    """Monotonic time since which some partitions are not read; None: all are."""
     last_error: MetaqError | None
-    """Error of the last attempt to read all; None when it succeeded."""
+    """Error of the last attempt to read all partitions; None if it succeeded."""
     rebalance_count: int
     """Number of rebalances that changed what is read."""
 
@@ -76,34 +76,34 @@ class PartitionSource(Protocol):
         """Make the first assignment, and update it from then on.
 
         Raises:
-            MetaqError: it could not be made; the source is stopped.
+            MetaqError: the first assignment failed; the source is stopped.
         """
 
     async def stop(self, *, deadline_s: float | None = None) -> None:
         """Revoke and release all partitions; bounded, never raises.
 
         Args:
-            deadline_s: absolute; later releases go on in the background. None: each
-                step has the bound of its option.
+            deadline_s: monotonic; releases not finished by then continue in the
+                background. None: each step is bounded by its option.
         """
 
     def restart(self, partitions: Collection[TopicPartition]) -> None:
-        """Fence partitions, and soon read again those that are ours; never waits."""
+        """Fence partitions, and soon read those still assigned again; never waits."""
 
     @property
     def fence(self) -> Fence | None:
-        """Binding of commits; None without a group in ZooKeeper."""
+        """Fence of commits; None without a group in ZooKeeper."""
 
     def problems(self) -> list[str]:
         """Return the problems of sharing with other members, one sentence each."""
 
 
 class FixedSource:
-    """A fixed list of partitions, or all of some topics; no group takes part.
+    """A fixed list of partitions, or all partitions of some topics, without a group.
 
-    For clients of named brokers, and consumers with chosen partitions: no other member
-    shares them. `find` is called again whenever the cluster changes, and new partitions
-    are read too.
+    For clients of named brokers and consumers with chosen partitions, which are not
+    shared with other members. `find` is called again whenever the cluster changes, and
+    new partitions are read too.
     """
 
     def __init__(
@@ -118,9 +118,9 @@ class FixedSource:
 
         Args:
             find: returns the current partitions.
-            listen: registers a callback for changes; returns its removal.
+            listen: registers a callback for changes; returns a function to remove it.
             clock: clock of the client.
-            wants: whether partitions of a topic, by its name, are still to be read.
+            wants: whether partitions of a topic must still be read, by its name.
         """
         self._wants = wants
         self._find = find
@@ -136,14 +136,14 @@ class FixedSource:
         self.rebalance_count = 0
 
     fence: Fence | None = None
-    """None: no other member may own them."""
+    """None, because no other member can own the partitions."""
 
     def problems(self) -> list[str]:
-        """Return nothing: there are no other members."""
+        """Return nothing, because there are no other members."""
         return []
 
     async def start(self, sink: AssignmentSink) -> None:
-        """Read all partitions; those that cannot be read yet, as soon as they can.
+        """Read all partitions; retry those that cannot be read yet.
 
         Raises:
             MetaqError: there are partitions, and none of them can be read.
@@ -162,7 +162,7 @@ class FixedSource:
 
     async def stop(self, *, deadline_s: float | None = None) -> None:
         """Revoke all partitions; only the sink waits."""
-        del deadline_s  # the sink knows it
+        del deadline_s  # the sink has it
         if self._unlisten is not None:
             self._unlisten()
         if self._task is not None:
@@ -173,7 +173,7 @@ class FixedSource:
         self._assigned = set()
 
     def restart(self, partitions: Collection[TopicPartition]) -> None:
-        """Fence partitions, and soon read them again."""
+        """Fence partitions, and read them again soon."""
         known = self._assigned.intersection(partitions)
         if self._sink is not None:
             self._sink.fence(known)
@@ -208,7 +208,7 @@ class FixedSource:
     async def _run(self, sink: AssignmentSink) -> None:
         failures = 0
         while True:
-            # A change ends a pause: failed partitions may be readable now.
+            # A change ends a pause, because failed partitions may be readable now.
             await wait_set(self._changed, RETRY.delay_s(failures) if failures else None)
             self._changed.clear()
             try:

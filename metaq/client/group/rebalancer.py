@@ -1,36 +1,37 @@
-"""A group's decisions: from members and partitions in ZooKeeper to our assignment.
+"""Assigns partitions to one member of a group, from the group's state in ZooKeeper.
 
-Theory of operation. One task owns everything; events (members, partitions, the session,
-a deleted owner node) only wake it, and those that arrive while it works are processed
-together afterwards. An attempt computes our assignment from the latest members and
-partitions and makes the necessary changes:
+Theory of operation. One task owns all state; events (members, partitions, the session,
+a deleted owner node) only wake it, and events that arrive while it works are processed
+together afterwards. An attempt computes the member's assignment from the latest members
+and partitions and makes the necessary changes:
 
     revoke lost ones -> release them -> claim new ones -> read them -> announce them
 
-Kept partitions are not touched. A partition that another member still owns is claimed
-again whenever an owner of the topic is deleted, and after a back-off, without a limit:
-it may belong to a process that died, whose session ends a whole time-out later. A
-failed attempt is repeated in the same way; there is no last one.
+Kept partitions are not touched. A claim of a partition that another member still owns
+is repeated whenever an owner node of the topic is deleted, and after a back-off,
+without a limit: the owner may be a dead process, whose session ends only after its
+time-out. Failed attempts are repeated in the same way, without a limit.
 
-    session       what we read        what we do
+    session       partitions read     action
     CONNECTED     our assignment      attempts
     SUSPENDED     as before           wait: the session and its nodes may still exist
     LOST          nothing, at once    wait for the next session; then register, claim
 
-LOST comes before ZooKeeper gives our partitions to others, even if ZooKeeper does not
-answer: the coordinator promises that.
+The coordinator guarantees LOST before ZooKeeper can give our partitions to others, even
+if ZooKeeper does not answer.
 
-All members have one filter, or none (`QueueGroupDefinitions.agree`). A member looks
-before it registers, so that a wrong one disturbs nothing; those that begin at once
-see by a watch what was written last, and one with another filter leaves.
+All members have the same filter, or none (`QueueGroupDefinitions.agree`). A member
+checks the filter before it registers, so that a wrong one disturbs nothing. Members
+that start at the same time see the last one written by a watch, and those with another
+filter leave.
 
     Invariant: every partition read was claimed under the session of `fence`.
-    Invariant: a partition is released after `revoke` of it has ended, never before.
+    Invariant: a partition is only released after its `revoke` has ended.
 
-Others may delete or overwrite our nodes: an operator, a wiped server, a faulty member.
-So nodes are watched, and checked at intervals. A member node is created again; a
-partition without its owner node is fenced, because another member may have it, and
-claimed again.
+Our nodes may be deleted or overwritten (by an operator, a wiped server, a faulty
+member). So they are watched, and checked at intervals. A missing member node is created
+again; a partition without our owner node is fenced, because another member may own it,
+and claimed again.
 
 Keep in step: `metaq/zk/groups.py`.
 Source: docs/metaq-1.4/client.md 14 and 21 (3, 4, 10, 24).
@@ -63,16 +64,16 @@ from metaq.zk.session import Cancel, SessionState, SessionStatus
 _log = logging.getLogger(__name__)
 
 HANDOVER_S_MAX: Final = 10.0
-"""Longest wait for partitions of others that is logged as an event, not a warning."""
+"""Maximum wait for other members' partitions that is logged as info, not a warning."""
 UNOWNED_S_MIN: Final = 30.0
-"""A partition without an owner is a problem after this time, or after the session
-time-out if that is longer: so long the nodes of a dead member last."""
+"""Time without an owner after which a partition is a problem, in seconds; the session
+time-out, if longer, because nodes of a dead member exist so long."""
 CHECK_S: Final = 30.0
-"""Interval of the checks that our nodes exist."""
+"""Interval between checks that our nodes exist, in seconds."""
 
 Partitions = Collection[TopicPartition]
 _Claims = dict[TopicPartition, bool | MetaqError]
-"""Whether a claimed partition is ours, or the error of its claim."""
+"""Partition → whether the claim succeeded, or its error."""
 
 
 class GroupSource:
@@ -94,14 +95,14 @@ class GroupSource:
         """Prepare; nothing is written before `start`.
 
         Args:
-            context: the client's parts, ZooKeeper among them, whose session has our
+            context: the client's parts, including ZooKeeper, whose session owns our
                 nodes. `request_timeout_s` bounds each request, `session_timeout_s` the
-                life of the nodes of a dead process.
+                life of a dead process' nodes.
             group: name of the group.
-            consumer_id: unique among all consumers of the group, on all machines.
-            topics: subscribed topics, which are followed; they need not exist.
-            strategy: the same as that of all other members.
-            where: the filter of all members; None: they have none.
+            consumer_id: id, unique among all consumers of the group on all machines.
+            topics: subscribed topics, followed as they change; they need not exist.
+            strategy: strategy, which must be the same in all members.
+            where: filter of all members; None: none.
         """
         self.unsettled_since_s: float | None = None
         self.last_error: MetaqError | None = None
@@ -133,7 +134,7 @@ class GroupSource:
         self._session_version = 0
         self._where = self._seen_where = where
         self._is_log_group = False
-        """Known: there is no queue group of this name."""
+        """Whether it was checked that there is no queue group of this name."""
         self._is_stopping = False
         self._wake = asyncio.Event()
         self._joined = asyncio.Event()
@@ -142,11 +143,11 @@ class GroupSource:
         self._taking: asyncio.Task[_Claims] | None = None
         self._cancels: list[Callable[[], None]] = []
         self._sink: AssignmentSink
-        """Set by `start`; nothing is active before."""
+        """Set by `start`, before any partition is active."""
 
     @property
     def fence(self) -> Fence:
-        """Binding of commits: our name, and the session of our claims."""
+        """Fence of commits: our name, and the session of our claims."""
         return Fence(self._member, self._session_version)
 
     # -- life -------------------------------------------------------------------------
@@ -154,16 +155,16 @@ class GroupSource:
     async def start(self, sink: AssignmentSink) -> None:
         """Join the group and make the first assignment.
 
-        Does not wait for partitions of other members: those come later.
+        Does not wait for partitions that other members still own; they follow later.
 
         Raises:
             MemberTakenError: another member has our name, and did not end within the
                 session time-out.
             CoordinationError: ZooKeeper was not reached within `request_timeout_s`.
             QueueGroupError: the name is a queue group's.
-            GroupInUseError: its members filter otherwise.
+            GroupInUseError: other members have another filter.
             ClosedError: `stop` was called during the call.
-            MetaqError: the offsets to begin at cannot be found; not retriable.
+            MetaqError: the initial offsets cannot be found; not retriable.
 
         Cancellation: the group is left in the background.
         """
@@ -174,7 +175,7 @@ class GroupSource:
             self._task = asyncio.create_task(self._run(), name=f"group {self._group}")
             await self._wait_first()
         except asyncio.CancelledError:
-            # A caller that gave up does not wait until the group is left.
+            # Do not make a cancelled caller wait until the group is left.
             await self.stop(deadline_s=self._clock.monotonic_s())
             raise
         except BaseException:
@@ -186,7 +187,7 @@ class GroupSource:
         for wait_s in (options.request_timeout_s, options.session_timeout_s):
             if await wait_set(self._joined, wait_s):
                 break
-            # The name of a killed process is freed at the end of its session.
+            # The name of a killed process is free after the end of its session.
             if not isinstance(self.last_error, MemberTakenError):
                 break
         if not self._joined.is_set():
@@ -204,11 +205,11 @@ class GroupSource:
     async def stop(self, *, deadline_s: float | None = None) -> None:
         """Revoke and release all partitions, leave the group; never raises.
 
-        Bounded by the sink's `revoke` and `request_timeout_s`, and by `deadline_s`.
+        Bounded by the sink's `revoke`, by `request_timeout_s` and by `deadline_s`.
         Nodes that could not be deleted by then are deleted when ZooKeeper answers, or
         at the end of the session.
 
-        Cancellation: all partitions are fenced, and the group is left nevertheless.
+        Cancellation: all partitions are fenced, and the group is left anyway.
         """
         if self._is_stopping:
             return
@@ -219,8 +220,8 @@ class GroupSource:
             self._taking.cancel()
         try:
             if self._task is not None:
-                # An attempt that takes too long is cancelled. A partition that it was
-                # revoking is still active, and revoked here.
+                # Cancel an attempt that takes too long. Partitions that it was revoking
+                # are still active and are revoked below.
                 timeout_s = self._left_s(deadline_s) / 2
                 _done, late = await asyncio.wait({self._task}, timeout=timeout_s)
                 if late:
@@ -233,7 +234,7 @@ class GroupSource:
             self._fence(frozenset(self._active))
             raise
         finally:
-            # A member that stayed without reading would block its partitions.
+            # Always leave: a member that does not read would block its partitions.
             self._leaving = asyncio.create_task(self._leave(), name="group left")
         limit_s = min(self._options.request_timeout_s, self._left_s(deadline_s))
         _done, late = await asyncio.wait({self._leaving}, timeout=limit_s)
@@ -280,7 +281,7 @@ class GroupSource:
         self._follow_topics()
 
     def _follow_topics(self) -> None:
-        """Take over which topics there are; of new ones owners are watched."""
+        """Adopt the subscribed topics; watch the owners of new ones."""
         self._topics = sorted(set(self._subscribed))
         for topic in self._topic_watches.keys() - set(self._topics):
             self._topic_watches.pop(topic)()
@@ -291,7 +292,7 @@ class GroupSource:
 
     def _on_status(self, status: SessionStatus) -> None:
         if self._session_version and _is_lost(status, self._session_version):
-            # Stop at once: others may own our partitions already.
+            # Stop at once, because others may own our partitions already.
             if self._taking is not None:
                 self._taking.cancel()
             self._fence(frozenset(self._active))
@@ -325,7 +326,7 @@ class GroupSource:
             self._wake.set()
 
     def _watch_our_owners(self) -> None:
-        """Watch the owner nodes of the partitions read, and of no others."""
+        """Watch exactly the owner nodes of the partitions that are read."""
         for partition in self._owner_watches.keys() - self._active:
             self._owner_watches.pop(partition)()
         for partition in self._active - self._owner_watches.keys():
@@ -334,7 +335,7 @@ class GroupSource:
             )
 
     def _on_owner_changed(self, partition: TopicPartition) -> None:
-        # A partition that was released is not active any more.
+        # A released partition is no longer active.
         if partition in self._active:
             self._check_due_s = 0.0
             self._wake.set()
@@ -351,12 +352,12 @@ class GroupSource:
             await self._pause(failure_count)
 
     async def _pause(self, failure_count: int) -> None:
-        """Wait for an event, or the time of the next attempt or check."""
+        """Wait for an event, at most until the next attempt or check is due."""
         limit_s = RETRY.delay_s(failure_count) if failure_count else CHECK_S
         await wait_set(self._wake, limit_s)
 
     async def _attempt(self) -> bool:
-        """Try to get our partitions; return whether we have all. Never raises."""
+        """Try to read our assignment; return whether all is read. Never raises."""
         try:
             is_settled = await self._settle()
         except MetaqError as error:
@@ -376,10 +377,10 @@ class GroupSource:
         return is_settled
 
     async def _settle(self) -> bool:
-        """Make one attempt; False: members or partitions are not known yet.
+        """Make one attempt; return False if members or partitions are not known yet.
 
         Raises:
-            MetaqError: one of our partitions is not read, or one of another member not
+            MetaqError: one of our partitions could not be read, or a revoked one not
                 released; the attempt has done the rest.
         """
         began_s = self._clock.monotonic_s()
@@ -392,7 +393,7 @@ class GroupSource:
         self._joined.set()
         await self._refuse_queue_group()
         if self._seen_where != self._where:
-            # Another one has begun at the same time, and said something else.
+            # A member that started at the same time has written another filter.
             await self._agree()
         if self._clock.monotonic_s() >= self._check_due_s:
             self._fence(await self._find_lost())
@@ -417,12 +418,12 @@ class GroupSource:
         return not self._is_stopping
 
     async def _find_lost(self) -> set[TopicPartition]:
-        """Return the partitions read and not owned in ZooKeeper.
+        """Return the partitions that are read without owning their node in ZooKeeper.
 
         Raises:
             MetaqError: ZooKeeper could not be asked; the check stays due.
         """
-        # A change from here on requests another check.
+        # First, so that a change from here on causes another check.
         self._check_due_s = self._clock.monotonic_s() + CHECK_S
         try:
             deadline_s = self._deadline_s()
@@ -435,7 +436,7 @@ class GroupSource:
         except MetaqError:
             self._check_due_s = 0.0
             raise
-        # After the end of the session no partition is active.
+        # Only active ones: the session may have ended in between.
         lost = {one for one, is_ours in answers.items() if not is_ours} & self._active
         if lost:
             _log.error(
@@ -456,15 +457,15 @@ class GroupSource:
             )
 
     async def _agree(self) -> None:
-        """Leave the group if its other members filter otherwise.
+        """Leave the group if its other members have another filter.
 
         Raises:
-            GroupInUseError: they do.
+            GroupInUseError: they have another filter.
         """
         try:
             await self._groups().agree(self._group, self._member, self._where)
         except GroupInUseError:
-            # There is nothing to wait for in `start`.
+            # Have `start` raise the error at once.
             self._joined.set()
             await self._revoke(self._active)
             await self._release(self._owned())
@@ -472,7 +473,8 @@ class GroupSource:
             raise
 
     async def _refuse_queue_group(self) -> None:
-        # After our registration: who makes a queue group looks for one before.
+        # After our registration, because the creator of a queue group looks for members
+        # before it writes.
         if not self._is_log_group:
             await self._groups().refuse(self._group)
             self._is_log_group = True
@@ -481,11 +483,11 @@ class GroupSource:
         return QueueGroupDefinitions(self._coordinator, self._paths, self._deadline_s())
 
     def _is_listed(self) -> bool:
-        """Return whether the group has us as its member, with our topics."""
+        """Return whether we are a member of the group, with our present topics."""
         return self._members.get(self._member) == tuple(self._topics)
 
     def _assignment(self) -> frozenset[TopicPartition] | None:
-        """Return our wanted partitions; None while they are unknown."""
+        """Return our assigned partitions; None while members or topics are unknown."""
         snapshot, member = self._metadata.snapshot, self._member
         if not self._is_listed() or not snapshot.topics.issuperset(self._topics):
             return None
@@ -499,7 +501,7 @@ class GroupSource:
     # -- steps ------------------------------------------------------------------------
 
     def restart(self, partitions: Partitions) -> None:
-        """Fence partitions, and soon read again those that are ours; never waits."""
+        """Fence partitions, and soon read those still assigned again; never waits."""
         self._fence(self._active.intersection(partitions))
         self._wake.set()
 
@@ -514,7 +516,7 @@ class GroupSource:
     async def _revoke(self, partitions: Partitions) -> None:
         revoked = self._active.intersection(partitions)
         if revoked:
-            # They count as read until it ends: the session may be lost during it.
+            # Active until it ends, because the session may be lost during it.
             await self._sink.revoke(revoked)
             self._active -= revoked
 
@@ -523,10 +525,10 @@ class GroupSource:
         raise_first(await for_each(release, partitions))
 
     async def _take(self, partitions: Partitions) -> None:
-        """Claim and begin to read.
+        """Claim partitions and begin to read them.
 
         Raises:
-            NotSettledError: others own some of them.
+            NotSettledError: other members own some of them.
             SessionLostError: the session was lost during the call.
             MetaqError: some of them could not be claimed or read.
         """
@@ -536,7 +538,7 @@ class GroupSource:
             if not await self._membership.claim(partition, deadline_s=deadline_s):
                 return False
             await self._sink.assign([partition])
-            # No await before this: a fence must find the partition in the set.
+            # No await before this, so that a fence finds the partition in the set.
             self._active.add(partition)
             if _is_lost(self._coordinator.status, self._session_version):
                 # The session ended before this answer was processed.
@@ -546,7 +548,7 @@ class GroupSource:
 
         if self._is_stopping or not partitions:
             return
-        # A task of its own, so that a lost session ends it before anything is read.
+        # A separate task, so that a lost session can cancel it before it reads.
         self._taking = asyncio.create_task(for_each(take, sorted(partitions)))
         try:
             await asyncio.wait({self._taking})
@@ -568,7 +570,7 @@ class GroupSource:
     # -- state ------------------------------------------------------------------------
 
     def problems(self) -> list[str]:
-        """Name partitions without an owner for a long time, and the members."""
+        """Return a sentence about partitions that have long had no owner, if any."""
         self._note_unowned(self._metadata.snapshot)
         now_s = self._clock.monotonic_s()
         bound_s = max(UNOWNED_S_MIN, self._options.session_timeout_s)

@@ -1,4 +1,4 @@
-"""The topics of one consumer: those that it names, and those that match patterns."""
+"""The topics of one consumer: named ones, and those that match its patterns."""
 
 import logging
 from collections.abc import Callable, Collection, Iterator
@@ -13,9 +13,9 @@ _log = logging.getLogger(__name__)
 class SubscribedTopics(Collection[str]):
     """A collection of names that follows the cluster.
 
-    A topic matches a pattern when partitions of it are served or recorded: of one that
-    is gone nodes are left. Owner: the consumer. Concurrency: one event loop; `names`
-    may be read anywhere.
+    A pattern only matches topics with served or recorded partitions, because nodes of
+    deleted topics remain. Owned by the consumer. Concurrency: one event loop; `names`
+    may be read on any thread.
     """
 
     def __init__(
@@ -24,19 +24,19 @@ class SubscribedTopics(Collection[str]):
         names: Collection[str] = (),
         patterns: Collection[TopicPattern] = (),
     ) -> None:
-        """Begin with the named topics."""
+        """Create it with the named topics."""
         self._metadata = metadata
         self._given = tuple(names)
         self.patterns = patterns
         self.names = self._given
-        """The named ones as given, then those that match, ascending."""
+        """Named topics as given, then matching ones, ascending."""
         self._exchanges = set[str]()
-        """Those with names that match: they are passed over."""
+        """Exchanges with matching names, which are ignored."""
         self.is_known = not self.patterns
         self._unlisten: Callable[[], None] = lambda: None
 
     def start(self) -> None:
-        """Begin to follow: before those who listen to the cluster and use the names."""
+        """Start to follow; call this before the users of the names start to listen."""
         for topic in self._given:
             self._metadata.watch_topic(topic)
         if self.patterns:
@@ -45,7 +45,7 @@ class SubscribedTopics(Collection[str]):
             self._follow(self._metadata.snapshot)
 
     def stop(self) -> None:
-        """Follow no more. May be repeated."""
+        """Stop following; may be called twice."""
         self._unlisten()
 
     def _follow(self, snapshot: ClusterSnapshot) -> None:

@@ -1,9 +1,9 @@
-"""The sync world: the same names, options and errors, for any thread.
+"""The sync client: the same names, options and errors as the async one, for any thread.
 
-Each object here holds its async twin, which runs on the client's loop thread. Calls
-that happen once in a while cross over as coroutines. What happens per message does
-not: an iterator takes whole batches out of the consumer's fetch buffer in the caller's
-thread, and a producer appends to its accumulator there.
+Each object wraps its async twin, which runs on the client's loop thread. Rare calls run
+there as coroutines. Work per message runs on the caller's thread: an iterator takes
+whole batches out of the consumer's fetch buffer, and a producer appends to its
+accumulator.
 """
 
 import asyncio
@@ -58,13 +58,13 @@ from metaq.model import Message, TopicPartition
 _log = logging.getLogger(__name__)
 
 OPEN_CLIENTS: Final[dict["Client", None]] = {}
-"""Clients that are started and not closed, the oldest first."""
+"""Clients that are started and not closed, oldest first."""
 
 
 @atexit.register
 def close_open_clients() -> None:
-    """Close what programs forgot, the newest first; one that fails stops no other."""
-    # One function for all: of each that is registered and taken back, a place is kept.
+    """Close clients that were not closed, newest first; an error stops no other one."""
+    # One function for all, because `atexit.unregister` keeps the slot of a function.
     with contextlib.ExitStack() as stack:
         for client in tuple(OPEN_CLIENTS):
             stack.callback(client.close)
@@ -100,7 +100,7 @@ class Client(SyncObject[AsyncClient]):
     def close(self, timeout: float | None = None) -> None:
         """Close producers and consumers, then the client; see `AsyncClient.close`.
 
-        Calls of other threads that wait then end with `ClosedError`.
+        Waiting calls of other threads end with `ClosedError`.
 
         Raises:
             ClosedError: called on the client's own thread; nothing is closed.
@@ -189,7 +189,7 @@ class Client(SyncObject[AsyncClient]):
             return await anext(batches, None)
 
         async def stop() -> None:
-            # An interrupt of the caller may leave a step under way.
+            # After an interrupt of the caller a step may still be running.
             for task in taking:
                 task.cancel()
             await asyncio.gather(*taking, return_exceptions=True)
@@ -201,7 +201,7 @@ class Client(SyncObject[AsyncClient]):
                 yield from batch
             is_over = True
         finally:
-            # The client may be closed by now; then there is nothing to close.
+            # If the client is closed by now, there is nothing to close.
             with contextlib.suppress(ClosedError):
                 if not is_over:
                     thread.run(stop())
@@ -212,7 +212,7 @@ class Client(SyncObject[AsyncClient]):
     stats = blocking(AsyncClient.stats)
 
     def admin(self) -> "Admin":
-        """Return what makes, alters, deletes and describes topics; for any thread."""
+        """Return the administration of topics, groups and brokers; for any thread."""
         return Admin(AsyncAdmin(context_of(self._twin)), self._require_thread())
 
     def statistics(self) -> ClientStatistics:
@@ -261,7 +261,7 @@ class Consumer(SyncClosable[AsyncConsumer]):
     """A consumer for any thread, one at a time; see `AsyncConsumer`."""
 
     def __init__(self, twin: AsyncConsumer, thread: LoopThread) -> None:
-        """Wrap the async twin; `Client.consumer` is the way in."""
+        """Wrap the async twin; use `Client.consumer` to create one."""
         super().__init__(twin, thread)
         self._clock = twin.clock
         self._calls = ThreadCalls(
@@ -294,7 +294,7 @@ class Consumer(SyncClosable[AsyncConsumer]):
     def _let_go(self, timeout: float | None = None) -> None:
         """Give the current batch back, unless another thread's loop has it.
 
-        With hooks it is closed: they run in this thread.
+        A consumer with hooks is closed instead, because they run on this thread.
         """
         if self._twin.hooks.are_set:
             try:
@@ -318,7 +318,7 @@ class Consumer(SyncClosable[AsyncConsumer]):
         self.close()
 
     def __iter__(self) -> Iterator[Message]:
-        # No frame of ours is entered for a message.
+        # No Python frame is entered per message.
         return chain.from_iterable(self._pieces())
 
     def _pieces(self) -> Iterator[Iterator[Message]]:
@@ -348,7 +348,7 @@ class Consumer(SyncClosable[AsyncConsumer]):
         self._twin.require_started()
 
     def _take(self, end_s: float | None) -> FetchedBatch | None:
-        """Wait for a batch as `FetchBuffer.take`, and call the hooks that come due."""
+        """Wait for a batch as `FetchBuffer.take`, and call hooks that become due."""
         while True:
             self._calls.run_due()
             left_s = None
@@ -360,7 +360,7 @@ class Consumer(SyncClosable[AsyncConsumer]):
 
     def receive(self, timeout: float | None = None) -> Message | None:
         """Return the next message; see `AsyncConsumer.receive`."""
-        # What an interrupt keeps from the caller comes again, until the return.
+        # A message that an interrupt kept from the caller is handed out again.
         try:
             many = self._receive(1, timeout)
             return many[0] if many else None
@@ -392,7 +392,7 @@ class Consumer(SyncClosable[AsyncConsumer]):
         with current.taking():
             while batch := self._take(end_s):
                 current.hold(batch)
-                # None where its partition is being taken away.
+                # Empty if its partition is being revoked.
                 many = current.some(count_max)
                 if many:
                     return many
@@ -487,7 +487,7 @@ class Consumer(SyncClosable[AsyncConsumer]):
     def commit_nowait(self, what: Committable | None = None) -> Future[None]:
         """Begin a commit; see `AsyncConsumer.commit_nowait`.
 
-        What is being handled is that of now, whenever the loop comes to it.
+        The messages being handled are determined now, not when the loop commits.
         """
         self._thread.require_usable()
         future: Future[None] = Future()

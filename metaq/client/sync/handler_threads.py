@@ -1,7 +1,7 @@
-"""Handlers of the sync world: threads that take messages and call one.
+"""Threads that take messages and call the handler of a sync client.
 
-Each thread calls the handler, message after message; only failures cross over to the
-client's loop, where `Handling` judges them.
+Each thread calls the handler, message after message; only failures are passed to the
+client's loop, where `Handling` decides about them.
 """
 
 import threading
@@ -21,14 +21,14 @@ from metaq.model import Message
 M = TypeVar("M", bound=Message)
 
 Handler: TypeAlias = Callable[[M], object]
-"""Handles a message; what it returns is ignored, what it raises is a failure."""
+"""Handles a message; its result is ignored, an exception is a failure."""
 
 TAKE_S: Final = 0.2
-"""Longest time of an idle thread to notice that it is over."""
+"""Maximum time until an idle thread notices the end of the run, in seconds."""
 
 
 class HandlerThreads(Generic[M]):
-    """The threads of one run; what a thread does again and again is `turn`."""
+    """The threads of one run, each of which repeats `turn`."""
 
     def __init__(
         self,
@@ -38,13 +38,13 @@ class HandlerThreads(Generic[M]):
         *,
         grace_s: float,
     ) -> None:
-        """Prepare; no thread is there before `run_threads`.
+        """Prepare; no thread is started before `run_threads`.
 
         Args:
-            thread: of the client.
-            handler: called in the threads.
-            calls: hooks, called in the thread that runs them.
-            grace_s: time of handlers that are at work to end, at the end of the run.
+            thread: the client's loop thread.
+            handler: called on the threads.
+            calls: hooks, called on the thread that waits in `run_threads`.
+            grace_s: maximum wait for running handlers at the end of the run.
         """
         check_plain_function("handler", handler)
         self._thread = thread
@@ -57,16 +57,16 @@ class HandlerThreads(Generic[M]):
         self._error: BaseException | None = None
 
     def turn(self) -> None:
-        """Take messages for TAKE_S at most, and have them handled.
+        """Wait for messages, at most TAKE_S, and handle them.
 
         Raises:
-            ClosedError: there will be no more.
+            ClosedError: there will be no more messages.
         """
         raise NotImplementedError
 
     def run_threads(self, concurrency: int, timeout_s: float | None) -> None:
-        """Work until it is over; raise the first error."""
-        # `Thread.join` would not do: an interrupt makes it forget that a thread runs.
+        """Run the threads until the run is over; raise the first error."""
+        # Without `Thread.join`, which after an interrupt takes a thread for ended.
         with self._calls.waking(self.wake):
             try:
                 for number in range(concurrency):
@@ -82,7 +82,8 @@ class HandlerThreads(Generic[M]):
             raise self._error
 
     def _begin(self, thread: threading.Thread) -> None:
-        # Counted before it begins: it may be at work when an interrupt ends `start`.
+        # Counted before the start, because an interrupt may end `start` after the
+        # thread has begun.
         with self._ended:
             self._at_work += 1
         try:
@@ -93,11 +94,11 @@ class HandlerThreads(Generic[M]):
             raise
 
     def _wait(self, timeout_s: float | None) -> None:
-        """Wait until no worker is at work, at most so long, and call hooks."""
+        """Wait until no thread works, at most `timeout_s`; call hooks in the wait."""
         self._calls.wait_for(self._ended, lambda: not self._at_work, timeout_s)
 
     def wake(self) -> None:
-        """Have the thread of `run` look for hooks."""
+        """Wake the thread in `run_threads`, to call hooks."""
         with self._ended:
             self._ended.notify_all()
 
@@ -116,13 +117,13 @@ class HandlerThreads(Generic[M]):
                 self._ended.notify_all()
 
     def failure_of(self, message: M) -> Exception | None:
-        """Return what the handler raised; None when it returned."""
+        """Call the handler; return its exception, or None if it returned."""
         try:
             result = self._handler(message)
         except Exception as error:  # noqa: BLE001  # all that users raise is judged
             return error
         if isinstance(result, Coroutine):
-            # A lambda around an async handler, which has not begun.
+            # From a lambda around an async handler, which has not run.
             result.close()
             raise ConfigError(
                 "handler: returned a coroutine, which is not awaited here"
@@ -140,7 +141,7 @@ class Workers(HandlerThreads[Message]):
         handler: Handler[Message],
         calls: ThreadCalls,
     ) -> None:
-        """Prepare; as `HandlerThreads`, for the messages of a consumer."""
+        """Prepare, as `HandlerThreads`."""
         grace_s = consumer.options.revoke_timeout_s
         super().__init__(thread, handler, calls, grace_s=grace_s)
         self._consumer = consumer
@@ -150,12 +151,12 @@ class Workers(HandlerThreads[Message]):
     def run(
         self, concurrency: int, retry: RetryPolicy, timeout_s: float | None
     ) -> None:
-        """Have every message handled; `Consumer.run` says more.
+        """Handle all messages; see `Consumer.run`.
 
         Args:
-            concurrency: how many messages are handled at once, 1 or more.
-            retry: what happens after failures.
-            timeout_s: when it ends by itself; None: never.
+            concurrency: number of threads, 1 or more.
+            retry: policy for failures.
+            timeout_s: time after which the run ends; None: never.
         """
         self._handling = self._thread.run(self._start(concurrency, retry, timeout_s))
         try:
@@ -175,7 +176,7 @@ class Workers(HandlerThreads[Message]):
         return handling
 
     def turn(self) -> None:
-        """Have the next batch handled, if one comes."""
+        """Handle the next batch, if one arrives in time."""
         batch = self._fetch_buffer.take(TAKE_S)
         if batch is None:
             return
@@ -185,7 +186,7 @@ class Workers(HandlerThreads[Message]):
             batch.on_replayed(self.failure_of(batch.messages[0]))
 
     def _handle(self, batch: FetchedBatch) -> None:
-        """Have a batch handled; keep in step with `handling.py`."""
+        """Handle a batch; keep in step with `handling.py`."""
         handling = self._handling
         pause_s = None
         try:

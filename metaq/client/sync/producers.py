@@ -1,8 +1,8 @@
-"""The sync world's producers and transactions: any thread, the client's loop delivers.
+"""Sync producers and transactions, for any thread; the client's loop delivers.
 
-What happens per message happens in the caller's thread: it encodes the message and
-appends it to a batch under one lock. Only a topic's first message, `flush` and `close`
-cross over to the loop.
+Work per message runs on the caller's thread, which encodes the message and appends it
+to a batch under one lock. Only a topic's first message, `flush` and `close` run on the
+loop.
 """
 
 import datetime as dt
@@ -96,7 +96,7 @@ class Producer(SyncClosable[AsyncProducer]):
 
         Arguments, result and errors are those of `AsyncProducer.send`.
         """
-        # The outcome comes by the deadline in every case; see `Delivery`.
+        # The future is always done by the deadline; see `Delivery`.
         return self.send_nowait(*args, **keywords).result()
 
     def send_nowait(
@@ -115,7 +115,7 @@ class Producer(SyncClosable[AsyncProducer]):
         expires_in: Span | None = None,
     ) -> SendFuture:
         """Put one message on its way; see `AsyncProducer.send_nowait`."""
-        # Flat on purpose: nothing but the append happens for all but a few messages.
+        # Flat on purpose: for most messages nothing but the append runs.
         if not self._thread.is_usable:
             self._thread.require_usable()
         if tag is not None:
@@ -229,7 +229,7 @@ class Producer(SyncClosable[AsyncProducer]):
     statistics = direct(AsyncProducer.statistics)
 
     def _wait_room(self, full: BufferFullError, deadline_s: float) -> None:
-        """Wait until there is room; raise `full` when that is not wanted, or late."""
+        """Wait for buffer memory; raise `full` at the deadline or at once (option)."""
         buffer = self._twin.accumulator.buffer
         if buffer.options.when_full == "raise":
             raise full

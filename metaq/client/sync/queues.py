@@ -1,8 +1,8 @@
-"""Workers of queue groups in the sync world: any number of threads take and settle.
+"""Sync workers of queue groups, in which any number of threads take and settle.
 
-Messages are taken from the worker's prefetch by the calling thread; what is said about
-them crosses to the client's loop, many at once. A responder is a worker whose handlers
-return replies.
+The calling thread takes messages from the worker's prefetch buffer; settles are passed
+to the client's loop, many at once. A responder is a worker whose handlers return
+replies.
 """
 
 from collections.abc import Callable, Iterator
@@ -65,7 +65,7 @@ class Queue(SyncClosable[AsyncQueue]):
     """A worker of a queue group, for any threads; see `AsyncQueue`."""
 
     def __init__(self, twin: AsyncQueue, thread: LoopThread) -> None:
-        """Wrap the async twin; `Client.queue` is the way in."""
+        """Wrap the async twin; use `Client.queue` to create one."""
         super().__init__(twin, thread)
         twin.schedule = twin.loop.call_soon_threadsafe
 
@@ -115,7 +115,7 @@ class Queue(SyncClosable[AsyncQueue]):
     def receive_many(
         self, count_max: int, timeout: float | None = None
     ) -> list[QueueMessage]:
-        """Return messages that are here; see `AsyncQueue.receive_many`."""
+        """Return available messages; see `AsyncQueue.receive_many`."""
         self._require_started()
         check_whole("count_max", count_max, 1)
         check_timeout(timeout)
@@ -136,9 +136,9 @@ class Queue(SyncClosable[AsyncQueue]):
     ) -> None:
         """Call the handler for every message, in threads; see `AsyncQueue.run`.
 
-        The handler is a plain function: an async one is refused with `ConfigError`. An
-        interrupt (Ctrl-C) waits for the handlers that are at work, at most the client's
-        `close_timeout_s`, and is raised then.
+        The handler is a plain function; an async one is refused with `ConfigError`. An
+        interrupt (Ctrl-C) is raised after running handlers have ended, or after the
+        client's `close_timeout_s`.
         """
         check_timeout(timeout)
         threads = _QueueThreads(
@@ -164,7 +164,7 @@ class _QueueThreads(HandlerThreads[QueueMessage]):
     at_work: set[HeldMessage]
 
     def turn(self) -> None:
-        """Have the next message handled, if one comes."""
+        """Handle the next message, if one arrives in time."""
         held = self.twin.prefetch.take(TAKE_S, self.at_work)
         if held is None:
             return
@@ -184,7 +184,7 @@ class Responder(SyncPart[AsyncResponder]):
     """Answers the requests of a topic, for any thread; see `AsyncResponder`."""
 
     def __init__(self, twin: AsyncResponder, thread: LoopThread) -> None:
-        """Wrap the async twin; `Client.responder` is the way in."""
+        """Wrap the async twin; use `Client.responder` to create one."""
         super().__init__(twin, thread)
         self._queue = Queue(twin.queue, thread)
 

@@ -1,8 +1,8 @@
-"""Functions that the client's loop has called in the threads of its user.
+"""Functions that the client's event loop runs on the user's threads.
 
-A coroutine on the loop leaves a function here and waits for its end. A thread that is
-in a blocking call of the consumer, or enters one, calls it; waits of such threads end
-when a function is due (`wakers`). One function is called at a time.
+A coroutine on the loop queues a function here and waits for its result. A thread that
+is in a blocking call of the consumer, or enters one, calls it; `wakers` end the waits
+of such threads when a function is queued. One function is called at a time.
 """
 
 import asyncio
@@ -18,10 +18,10 @@ from metaq.clock import Clock
 
 
 class ThreadCalls:
-    """Functions to be called by the threads that use one consumer."""
+    """Queue of functions for the threads that use one consumer."""
 
     def __init__(self, clock: Clock, *wakers: Callable[[], None]) -> None:
-        """Begin without any; each of `wakers` is called when a function is due."""
+        """Create it empty; each of `wakers` is called when a function is queued."""
         self._clock = clock
         self._due: deque[tuple[Future[Any], Callable[[], object]]] = deque()
         self._running = threading.Lock()
@@ -29,7 +29,7 @@ class ThreadCalls:
 
     @contextlib.contextmanager
     def waking(self, wake: Callable[[], None]) -> Iterator[None]:
-        """Have `wake` called, by any thread, when a function is due in this block."""
+        """Add a waker inside the block; it is called on any thread."""
         self._wakers.append(wake)
         try:
             yield
@@ -38,16 +38,16 @@ class ThreadCalls:
 
     @property
     def is_due(self) -> bool:
-        """Whether a function waits for a thread, and none is being called."""
+        """Whether a function is queued and none is being called."""
         return bool(self._due) and not self._running.locked()
 
     async def call(self, function: Callable[[], object]) -> object:
-        """Have a thread call a function, and return its result; on the loop.
+        """Run a function on a user's thread and return its result; called on the loop.
 
         Raises:
-            Exception: what it raises.
+            Exception: raised by the function.
 
-        Cancellation: it is not called, unless it has begun.
+        Cancellation: the function is not called, unless it has begun.
         """
         entry = Future[Any](), function
         self._due.append(entry)
@@ -59,7 +59,7 @@ class ThreadCalls:
                 self._due.remove(entry)
 
     def run_due(self) -> None:
-        """Call what is due, in this thread; errors go to the loop."""
+        """Call the queued functions on this thread; errors go to the loop."""
         while self._due and self._running.acquire(blocking=False):
             try:
                 with contextlib.suppress(IndexError):  # another thread was faster
@@ -76,12 +76,12 @@ class ThreadCalls:
         is_met: Callable[[], bool],
         timeout_s: float | None,
     ) -> None:
-        """Wait as `timeouts.wait_for`, and call what comes due, in this thread.
+        """Wait as `timeouts.wait_for`, calling queued functions on this thread.
 
         Args:
-            condition: not held by the caller; a waker notifies it.
+            condition: not held by the caller; notified by a waker.
             is_met: the awaited condition.
-            timeout_s: longest wait; None waits for ever.
+            timeout_s: maximum wait, in seconds; None waits without a limit.
         """
         end_s = None if timeout_s is None else self._clock.monotonic_s() + timeout_s
         while True:
@@ -94,7 +94,7 @@ class ThreadCalls:
                     return
 
     def serve(self, future: Future[Any]) -> None:
-        """Call what comes due, in this thread, until a future is done."""
+        """Call queued functions on this thread until a future is done."""
         ended = threading.Condition()
 
         def wake(_future: object = None) -> None:
@@ -113,7 +113,7 @@ class ThreadCalls:
         except Exception as error:  # noqa: BLE001  # judged on the loop
             future.set_exception(error)
         except BaseException as error:
-            # Ctrl-C, say: it ends this thread's call, and not the loop.
+            # For example Ctrl-C: it must end this thread's call and not the loop.
             future.set_exception(InterruptedError(repr(error)))
             raise
 
