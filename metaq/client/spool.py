@@ -59,6 +59,8 @@ the others wait for those."""
 
 COMPACT_BYTES: Final = 1 << 20
 """The file is rewritten when removed messages take so much, and half of it."""
+REMOVED_COUNT_MAX: Final = 4096
+"""Maximum number of messages that one frame removes."""
 
 _ADD: Final = 1
 _REMOVE: Final = 2
@@ -108,6 +110,8 @@ class Spool:
         self._compact_bytes = compact_bytes
         self._lock = threading.Lock()
         self._places: dict[int, _Place] = {}
+        self._unwritten: list[int] = []
+        """Removed messages whose removal is not on disk: it found no space."""
         self._next_number = 1
         self._live_bytes = 0
         try:
@@ -168,27 +172,33 @@ class Spool:
             return number
 
     def remove(self, numbers: Collection[int]) -> None:
-        """Forget messages; they do not come back when this has returned.
+        """Remove messages, and make this and earlier removals durable.
 
         Args:
-            numbers: from `append` or `numbers`; unknown ones are ignored.
+            numbers: from `append` or `numbers`; unknown ones are ignored. An empty one
+                only makes earlier removals durable.
 
         Raises:
-            StorageError: as for `append`; the messages may come back.
+            StorageError: as for `append`. The messages are removed, but a removal that
+                is not on disk is undone by a restart; the next call writes it.
         """
         with self._lock:
-            known = [number for number in numbers if number in self._places]
-            if not known:
+            for number in numbers:
+                if (place := self._places.pop(number, None)) is not None:
+                    self._live_bytes -= place.size
+                    self._unwritten.append(number)
+            if not self._unwritten:
                 return
-            body = struct.pack(f">{len(known)}Q", *known)
             try:
-                self._learn(self._file.append(_REMOVE, 0, body))
+                while self._unwritten:
+                    some = self._unwritten[:REMOVED_COUNT_MAX]
+                    self._file.append(_REMOVE, 0, struct.pack(f">{len(some)}Q", *some))
+                    del self._unwritten[:REMOVED_COUNT_MAX]
             except NoSpaceError:
-                if len(known) < len(self._places):
+                if self._places:
                     raise
                 self._file.clear()
-                self._places.clear()
-                self._live_bytes = 0
+                self._unwritten.clear()
             garbage = self._file.end - HEADER.size - self._live_bytes
             if garbage >= max(self._compact_bytes, self._live_bytes):
                 self._compact()
@@ -225,6 +235,7 @@ class Spool:
         except NoSpaceError as error:
             _log.warning("spool not made smaller: %s", error)
             return
+        self._unwritten.clear()
         position = HEADER.size
         for number, place in self._places.items():
             self._places[number] = _Place(position, place.size)

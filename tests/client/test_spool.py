@@ -177,7 +177,7 @@ def test_the_last_messages_are_removed_on_a_full_disk_too() -> None:
     fs.set_capacity(1)
     with pytest.raises(NoSpaceError):
         spool.remove(numbers[:2])
-    assert content(spool) == [0, 1, 2]
+    assert content(spool) == [2]
     spool.remove(numbers)
     assert content(spool) == []
     fs.set_capacity(1 << 20)
@@ -186,6 +186,47 @@ def test_the_last_messages_are_removed_on_a_full_disk_too() -> None:
     again = opened(fs)
     assert content(again) == [7]
     again.close()
+
+
+@pytest.mark.parametrize("numbers", [[], [3]])
+def test_a_removal_that_found_no_space_is_written_by_the_next(
+    numbers: list[int],
+) -> None:
+    fs = FaultyFileSystem()
+    spool = opened(fs)
+    for number in range(4):
+        spool.append(message(number))
+    fs.set_capacity(1)
+    for number in spool.numbers(2):
+        with pytest.raises(NoSpaceError):
+            spool.remove([number])
+    assert content(spool) == [2, 3]
+    restarted = opened(fs.crash())
+    assert content(restarted) == [0, 1, 2, 3]
+    restarted.close()
+    fs.set_capacity(1 << 20)
+    spool.remove(numbers)
+    restarted = opened(fs.crash())
+    assert content(restarted) == [n for n in (2, 3) if n + 1 not in numbers]
+    restarted.close()
+    spool.close()
+
+
+def test_a_new_file_leaves_out_what_could_not_be_removed() -> None:
+    fs = FaultyFileSystem()
+    spool = Spool(fs, DIRECTORY, size_bytes_max=SizeBytes(1000))
+    count = 1000 // (ENTRY.size + len(encode_message(message(0))))
+    for number in range(count):
+        spool.append(message(number))
+    fs.set_capacity(1)
+    with pytest.raises(NoSpaceError):
+        spool.remove(spool.numbers(2))
+    fs.set_capacity(1 << 20)
+    spool.append(message(count))  # needs a new file
+    restarted = opened(fs.crash())
+    assert content(restarted) == list(range(2, count + 1))
+    restarted.close()
+    spool.close()
 
 
 def test_after_a_failed_sync_nothing_is_believed_until_the_next_start() -> None:

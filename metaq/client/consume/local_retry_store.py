@@ -62,8 +62,6 @@ class LocalRetryStore:
         )
         self._failure_log = FailureLog(_log)
         self._spools: dict[str, Spool] = {}
-        self._handled: dict[Spool, set[int]] = {}
-        """Spool → messages that are handled, and could not be removed yet."""
         self._task: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self.replayed_count = 0
@@ -161,22 +159,18 @@ class LocalRetryStore:
         """Have every message of a spool handled once.
 
         Raises:
-            NoSpaceError: those that are handled could not be removed; they are not
+            NoSpaceError: the disk is full; after a restart, handled messages may be
                 handled again.
             StorageError: the disk refused.
         """
-        handled = self._handled.setdefault(spool, set())
         for number in await call_off_loop(self._threads, spool.numbers):
-            if number in handled:
-                continue
             message = await call_off_loop(self._threads, spool.read, number)
             if message is None:
                 continue
             failure = await self._handle(message)
             if failure is None:
-                handled.add(number)
-                with suppress(NoSpaceError):
-                    await self._remove(spool)
+                with suppress(NoSpaceError):  # raised at the end of the round
+                    await call_off_loop(self._threads, spool.remove, (number,))
                 self.replayed_count += 1
                 continue
             self.failure_count += 1
@@ -187,13 +181,7 @@ class LocalRetryStore:
                 failure,
                 is_last=False,
             )
-        if handled:
-            await self._remove(spool)
-
-    async def _remove(self, spool: Spool) -> None:
-        handled = self._handled[spool]
-        await call_off_loop(self._threads, spool.remove, sorted(handled))
-        handled.clear()
+        await call_off_loop(self._threads, spool.remove, ())
 
     async def _handle(self, message: Message) -> BaseException | None:
         """Have a worker handle a message; return its handler's exception, or None."""

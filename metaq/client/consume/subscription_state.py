@@ -250,9 +250,9 @@ class SubscriptionState:
             named = {one: at for one, at in order.named.items() if one not in refused}
             order = replace(order, named=named)
         handled = self._acknowledged(order.named)
-        commit = self._committer.request(handled, order, deadline_s=deadline_s)
-        commit.foreign.update(refused)
-        return commit
+        return self._committer.request(
+            handled, order, refused=refused, deadline_s=deadline_s
+        )
 
     async def _refused(self, order: CommitOrder, deadline_s: float) -> Failures:
         """Return the errors of explicit offsets; ask brokers about unknown ones only.

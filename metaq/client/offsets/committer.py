@@ -24,6 +24,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from metaq.client.group.assignments import Fence
 from metaq.client.offsets.offset_store import (
@@ -76,7 +77,7 @@ class Commit:
     """A requested commit; `wait` returns its outcome."""
 
     offsets: Offsets
-    foreign: dict[TopicPartition, MetaqError]
+    foreign: Failures
     """Errors of partitions that are not written: not assigned, or refused."""
     limit_s: float
     """Longest wait of the caller, in seconds."""
@@ -246,6 +247,7 @@ class Committer:
         handled: Offsets,
         order: CommitOrder | None = None,
         *,
+        refused: Failures = MappingProxyType({}),
         deadline_s: float | None = None,
     ) -> Commit:
         """Add changed offsets to the next write.
@@ -255,6 +257,7 @@ class Committer:
             order: request of the user: for explicit offsets, or for the handled ones,
                 which then replace offsets that the user moved back. None: an automatic
                 commit.
+            refused: errors of other partitions, part of the outcome.
             deadline_s: as for `commit`.
         """
         if order is not None and order.named is not None:
@@ -268,13 +271,14 @@ class Committer:
                     del self._named[partition]
             due = {one: self.due(one, at) for one, at in handled.items()}
         left_s = self._left_s(deadline_s)
-        foreign: dict[TopicPartition, MetaqError] = {
+        foreign = {
             p: self._not_ours(p, at) for p, at in due.items() if p not in self._ours
         }
         ours = {p: at for p, at in due.items() if p not in foreign}
         # With slack, so that the write's own time-out fires first.
         limit_s = left_s + 2 * STORE_SLACK_S
-        asked = Commit(ours, foreign, limit_s, f"commit of group {self._group}")
+        failed = {**foreign, **refused}
+        asked = Commit(ours, failed, limit_s, f"commit of group {self._group}")
         if self._writes or self._differing(ours):
             self._join(asked, self._clock.monotonic_s() + left_s)
         else:

@@ -48,6 +48,7 @@ from metaq.errors import (
     MetaqError,
     NoBrokerError,
     NoRoomError,
+    NoSpaceError,
     NotSentError,
     UnavailableError,
 )
@@ -132,8 +133,6 @@ class OrderedQueue:
     replay: asyncio.Task[None] | None = None
     spooling: asyncio.Future[int] | None = None
     """Disk write in progress; it may outlive a cancelled `send`."""
-    settled: list[int] = field(default_factory=list)
-    """Numbers of messages stored or set aside that are still in the spool."""
     last_error: MetaqError | None = None
 
     def problems(self) -> Iterator[str]:
@@ -496,11 +495,11 @@ class AsyncOrderedProducer(ClosedByBlock):
     async def _replay(self, queue: OrderedQueue) -> None:
         """Send the oldest messages, and remove those stored or set aside.
 
-        Messages whose removal failed before are removed first, so that they are not
-        sent again.
+        A full disk stops nothing: the spool may be what fills it.
         """
-        await self._remove(queue)
         threads, spool = self._threads, queue.spool
+        await self._remove(queue, ())
+        settled: list[int] = []
         try:
             for number in await call_off_loop(threads, spool.numbers, REPLAY_GROUP):
                 message = await call_off_loop(threads, spool.read, number)
@@ -518,10 +517,10 @@ class AsyncOrderedProducer(ClosedByBlock):
                     await self._set_aside(queue, number, message, error)
                 else:
                     self._counts.replayed_count += 1
-                queue.settled.append(number)
+                settled.append(number)
+            queue.last_error = None
         finally:
-            await self._remove(queue)
-        queue.last_error = None
+            await self._remove(queue, settled)
 
     async def _set_aside(
         self, queue: OrderedQueue, number: int, message: Message, error: MetaqError
@@ -534,11 +533,11 @@ class AsyncOrderedProducer(ClosedByBlock):
         self._counts.refused_count += 1
         _log.error("spooled message set aside: file=%s: %s", path, error)
 
-    async def _remove(self, queue: OrderedQueue) -> None:
-        if queue.settled:
-            done = tuple(queue.settled)
-            await call_off_loop(self._threads, queue.spool.remove, done)
-            queue.settled.clear()
+    async def _remove(self, queue: OrderedQueue, numbers: Collection[int]) -> None:
+        try:
+            await call_off_loop(self._threads, queue.spool.remove, numbers)
+        except NoSpaceError as error:
+            queue.last_error = error
 
     # -- statistics -------------------------------------------------------------------
 
