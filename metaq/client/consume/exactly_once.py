@@ -219,7 +219,7 @@ class AsyncExactlyOnce:
                 f"{self._batch!r}: the next messages were requested before it was"
                 " written"
             )
-        self._decider.check(self._batch.begins)
+        self._decider.check()
         for partition in self._lost():
             self._redeliver()
             raise OwnershipLostError(

@@ -222,13 +222,12 @@ class MemberDecisions:
 
     # -- a batch ----------------------------------------------------------------------
 
-    def check(self, begins: Mapping[TopicPartition, Offset]) -> None:
-        """Refuse a batch that cannot begin now.
+    def check(self) -> None:
+        """Check that a batch can begin now.
 
         Raises:
             ConfigError: the group is not in ZooKeeper.
-            TransactionError: another batch has not ended, or this one is committed; its
-                partitions are read again from what is stored then.
+            TransactionError: another batch has not ended.
         """
         if self._fence() is None or self._context.coordinator is None:
             raise ConfigError(
@@ -239,34 +238,37 @@ class MemberDecisions:
             raise TransactionError(
                 f"{shown(self._open)} of another batch of this consumer has not ended"
             )
-        for partition, begin in begins.items():
-            held = self._held.get(partition)
-            if held is not None and begin < held.begin:
-                # It may have messages that were not written, too.
-                self.restart(tuple(begins))
-                raise TransactionError(
-                    f"{partition}: the batch begins at offset {begin}, and the group is"
-                    f" at {held.begin} already: write each batch once"
-                )
 
     async def begin(
         self, begins: Mapping[TopicPartition, Offset], *, deadline_s: float
     ) -> XaTransactionId:
         """Complete the last batch, and name the transaction of the next one.
 
+        A batch that is committed already may have messages that are not: its partitions
+        are read again from their stored offsets.
+
         Args:
             begins: offset of the first message of each partition.
             deadline_s: monotonic.
 
         Raises:
-            ConfigError, TransactionError: as `check`.
+            ConfigError: as `check`.
+            TransactionError: as `check`, or this batch is committed.
             OwnershipLostError: a partition of the batch is no longer held.
             TransactionInDoubtError: a broker has not committed the last batch, which is
                 decided.
             LostBranchError: a broker has lost a branch of the last batch.
             CoordinationError: ZooKeeper is not available.
         """
-        self.check(begins)
+        self.check()
+        for partition, begin in begins.items():
+            known = self._held.get(partition)
+            if known is not None and begin < known.begin:
+                self.restart(tuple(begins))
+                raise TransactionError(
+                    f"{partition}: the batch begins at offset {begin}, and the group is"
+                    f" at {known.begin} already: write each batch once"
+                )
         held = self._require_held(begins)
         await self.complete(deadline_s=deadline_s)
         await self._roll_back_left(deadline_s)
