@@ -285,8 +285,8 @@ class EmbeddedZooKeeper:
             java,
             f"-Xmx{HEAP_MIB}m",
             "-XX:+UseSerialGC",
-            # Halves the start-up time by skipping the optimizing compiler.
-            "-XX:TieredStopAtLevel=1",
+            # The thread that waits for requests also reads them: one wake-up less.
+            "-Dzookeeper.nio.numWorkerThreads=0",
             "-Dlog4j2.configurationFile=log4j2.properties",
             "-Dlogback.configurationFile=logback.xml",
             "-cp", classpath,
