@@ -7,10 +7,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import pytest
 
+from metaq import loop_thread
 from metaq.errors import ClosedError, NoResourcesError, RequestTimeoutError
 from metaq.loop_thread import LoopThread
 from tests.rigs.threads import refused_threads
@@ -125,22 +127,19 @@ def test_after_a_stop_nothing_runs(thread: LoopThread) -> None:
 def test_an_end_in_the_last_moment_is_no_time_out(
     thread: LoopThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begin = thread.begin
+    class LateQueue:
+        """Has its entry when the time of the wait is over."""
 
-    def begin_slowly(work: Any) -> Any:
-        future = begin(work)
-        result = future.result
+        def __init__(self) -> None:
+            self._inner: SimpleQueue[Any] = SimpleQueue()
+            self.put, self.get_nowait = self._inner.put, self._inner.get_nowait
 
-        def wait(timeout: float | None = None) -> int:
-            if timeout is not None:
-                result(20)
-                raise TimeoutError
-            return result()
+        def get(self, timeout: float) -> Any:
+            assert timeout == 0.01
+            self.put(self._inner.get(timeout=20))
+            raise Empty
 
-        monkeypatch.setattr(future, "result", wait)
-        return future
-
-    monkeypatch.setattr(thread, "begin", begin_slowly)
+    monkeypatch.setattr(loop_thread, "SimpleQueue", LateQueue)
     assert thread.run(answer(), timeout_s=0.01) == 42
 
 

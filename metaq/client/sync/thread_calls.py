@@ -11,10 +11,14 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from typing import Any
+from queue import Empty
+from typing import Any, TypeVar
 
-from metaq.client.timeouts import wait_for
+from metaq.client.timeouts import SIGNAL_S, wait_for
 from metaq.clock import Clock
+from metaq.loop_thread import Ended
+
+T = TypeVar("T")
 
 
 class ThreadCalls:
@@ -93,17 +97,14 @@ class ThreadCalls:
                 if is_met() or timeout_s == 0:
                     return
 
-    def serve(self, future: Future[Any]) -> None:
-        """Call queued functions on this thread until a future is done."""
-        ended = threading.Condition()
-
-        def wake(_future: object = None) -> None:
-            with ended:
-                ended.notify_all()
-
-        future.add_done_callback(wake)
-        with self.waking(wake):
-            self.wait_for(ended, future.done, None)
+    def serve(self, ended: Ended[T]) -> asyncio.Task[T]:
+        """Call queued functions on this thread until a task ends; return the task."""
+        with self.waking(lambda: ended.put(None)):
+            while True:
+                self.run_due()
+                with contextlib.suppress(Empty):
+                    if (task := ended.get(timeout=SIGNAL_S)) is not None:
+                        return task
 
     def _run(self, future: Future[Any], function: Callable[[], object]) -> None:
         if not future.set_running_or_notify_cancel():

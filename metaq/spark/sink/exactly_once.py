@@ -339,15 +339,15 @@ class TransactionManager:
         where = f"{len(named)} of {len(branches)} branches ({name_branches(named)})"
         if lost:
             raise IncompleteError(
-                f"{what} rows of {where} are missing: {causes}. {self._how_to_complete()} the"
+                f"{what} rows of {where} are missing: {causes}. {self._cure()} the"
                 f" batch without them; their keys: {keys}"
             ) from failed[named[0]]
         raise IncompleteError(
-            f"{what} {where} stay prepared: {causes}. {self._how_to_complete()} the batch"
+            f"{what} {where} stay prepared: {causes}. {self._cure()} the batch"
             f" when all brokers are there; their keys: {keys}"
         ) from failed[named[0]]
 
-    def _how_to_complete(self) -> str:
+    def _cure(self) -> str:
         """Return how an error names what completes a batch."""
         settling = f"`metaq txn settle {self._name}`"
         if self._name.startswith(BATCH_WRITE):
