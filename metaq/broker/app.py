@@ -18,10 +18,9 @@ Source: docs/metaq-1.4/broker.md 10.1, 10.2; section 12 rows 11, 18 and 19.
 import asyncio
 import contextlib
 import logging
-import math
 import secrets
 import socket
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -32,24 +31,8 @@ from metaq.broker.context import BrokerContext
 from metaq.broker.control import Control
 from metaq.broker.definitions import Definitions
 from metaq.broker.delay_service import DelayService
-from metaq.broker.housekeeping import (
-    CONNECTION_CHECK_S,
-    DELETED_CHECK_S,
-    INDEX_S,
-    JOURNAL_OPENING_S,
-    JOURNAL_SYNC_S,
-    QUEUES_TICK_S,
-    REALTIME_RESET_S,
-    SCRUB_STEP_S,
-    TRANSACTION_TICK_S,
-    Finish,
-    Housekeeping,
-    Job,
-    Work,
-    every,
-    log_check_s,
-    retention_job,
-)
+from metaq.broker.housekeeping import Finish, Housekeeping, Work
+from metaq.broker.jobs import BrokerJobs
 from metaq.broker.load import Load, PacedWork, Turns, call_after_sockets
 from metaq.broker.orders import perform
 from metaq.broker.queue_service import QueueService
@@ -65,7 +48,6 @@ from metaq.broker.registration import (
 from metaq.broker.schedule import Schedules, local_timezone, parse_schedule
 from metaq.broker.session import Session
 from metaq.broker.single_puts import SinglePuts
-from metaq.broker.status import add_run
 from metaq.broker.topics import Topics
 from metaq.broker.transactions import ServedLogs
 from metaq.broker.waiters import Waiters
@@ -93,12 +75,10 @@ from metaq.record.ids import IdGenerator
 from metaq.replication.record import SET_FILE
 from metaq.retry import wait_set
 from metaq.storage.inventory import TRANSACTIONS
-from metaq.storage.key_builder import KeyBuilder, run_key_step
+from metaq.storage.key_builder import KeyBuilder
 from metaq.storage.log_manager import LogManager
-from metaq.storage.log_snapshots import ScrubbedLogs, key_logs
 from metaq.storage.opening import data_paths
-from metaq.storage.retention_run import RetentionReport
-from metaq.storage.scrub import Scrub, run_step
+from metaq.storage.scrub import Scrub
 from metaq.txn.coordinator import TransactionCoordinator
 from metaq.txn.figures import TransactionLimits
 from metaq.txn.journal import Journal
@@ -209,12 +189,12 @@ class Broker(Service):
         self._schedules = Schedules(self._clock, local_timezone())
         self._make_context(started_s)
         await self._open_transactions()
-        self._queues = self.context.queues = QueueService(self.context)
-        await self.start_owned(self._queues)
+        queues = self._queues = self.context.queues = QueueService(self.context)
+        await self.start_owned(queues)
         if self._config.replication is None:
             self._delays = self.context.delays = DelayService(self.context)
             await self.start_owned(self._delays)
-        self._listen()
+        self._listen(queues)
         data_path = Path(self._config.system.data_path)
         await self.start_owned(
             AdminServer(
@@ -397,7 +377,7 @@ class Broker(Service):
         self.on_way_down(name, threads.end)
         return threads
 
-    def _listen(self) -> None:
+    def _listen(self, queues: QueueService) -> None:
         config, limits = self._config, self._config.limits
         self._single_puts = SinglePuts(self.context, self._poller.call_at_end)
         self._listener = Listener(
@@ -433,8 +413,20 @@ class Broker(Service):
         )
         self._schedules.replace_jobs(self.control.deletion_schedules(config))
         # Built before the port opens: a put that makes a log wakes it.
+        jobs = BrokerJobs(
+            self.context,
+            self._logs,
+            self.control,
+            self._schedules,
+            self._scrub,
+            queues=queues,
+            delays=self._delays,
+            check_sessions=self._check_sessions,
+            open_journal=self._retry_opening,
+            wake=lambda: self._housekeeping.wake(),  # noqa: PLW0108  # made below
+        )
         self._housekeeping = Housekeeping(
-            self._jobs(),
+            jobs.all(),
             clock=self._clock,
             executor=self._upkeep,
             stop_timeout_s=PART_STOP_S_MAX,
@@ -591,99 +583,6 @@ class Broker(Service):
         )
         self._housekeeping.wake()
         self._update_registration()
-
-    def _jobs(self) -> tuple[Job, ...]:
-        realtime, transactions = self.context.realtime, self.context.transactions
-        checkpoint_s = self._config.system.checkpoint_interval_ms / 1000
-        return (
-            Job("logs", self._log_check_s, self._tick_logs),
-            Job("index", self._index_delay_s, self._logs.index),
-            every("connections", CONNECTION_CHECK_S, self._check_sessions),
-            every("realtime", REALTIME_RESET_S, realtime.reset),
-            every("scrub", SCRUB_STEP_S, self._begin_scrub_step),
-            Job("keys", self._key_delay_s, self._begin_key_step),
-            every("transactions", TRANSACTION_TICK_S, transactions.tick),
-            every("journal", JOURNAL_SYNC_S, transactions.sync_due),
-            every("journal-opening", JOURNAL_OPENING_S, self._retry_opening),
-            every("checkpoint", checkpoint_s, transactions.checkpoint),
-            every("deleted", DELETED_CHECK_S, lambda: self._logs.remove_deleted),
-            every("queues", QUEUES_TICK_S, self._tick_queues),
-            every("mailboxes", QUEUES_TICK_S, self.context.mailboxes.close_left),
-            retention_job(
-                self._schedules,
-                clock=self._clock,
-                begin=self._logs.begin_retention,
-                find_early=self._find_early_retention,
-                on_end=self._on_retention_end,
-            ),
-        )
-
-    def _index_delay_s(self) -> float:
-        is_done = self._logs.is_indexed(self._housekeeping.wake)
-        return math.inf if is_done else INDEX_S
-
-    def _log_check_s(self) -> float:
-        topics = {log_id.topic for log_id in self._logs.logs()}
-        return log_check_s(map(self.context.config.topic, topics))
-
-    def _tick_logs(self) -> None:
-        self._logs.tick(self._clock.monotonic_s())
-
-    def _tick_queues(self) -> None:
-        if self._queues is not None:
-            self._queues.tick()
-
-    def _begin_scrub_step(self) -> Work | None:
-        """Return the next step of the scrub, if it is due."""
-        scrub, clock, fs = self._scrub, self._clock, self._fs
-        step = scrub.take_step(ScrubbedLogs(self._logs.logs()), clock.monotonic_s())
-        if step is None:
-            return None
-
-        def work() -> Finish:
-            result = run_step(fs, step)
-            return lambda: scrub.finish_step(step, result, clock.monotonic_s())
-
-        return work
-
-    def _key_delay_s(self) -> float:
-        return self.context.key_builder.delay_s(self._clock.monotonic_s())
-
-    def _begin_key_step(self) -> Work | None:
-        """Return the next step of building an index of keys, if it is due."""
-        builder, clock, logs = self.context.key_builder, self._clock, self._logs
-        wanted = key_logs(logs.logs(), self.context.config)
-        step = builder.take_step(wanted, clock.monotonic_s())
-        if step is None:
-            return None
-
-        def work() -> Finish:
-            result = run_key_step(self._fs, step)
-            return lambda: builder.finish_step(step, result, clock.monotonic_s())
-
-        return logs.while_uncut(work)
-
-    def _find_early_retention(self) -> Collection[str] | None:
-        """Return topics for a retention run before its schedule; None for no run.
-
-        All scheduled ones if a directory is low on space; none for removals by size.
-        """
-        if any(each.is_low_on_space for each in self._logs.directories()):
-            return self.control.deletion_schedules(self.context.config).keys()
-        is_trimmed = self._queues is not None and self._queues.wants_trim
-        is_trimmed = is_trimmed or (self._delays is not None and self._delays.trim())
-        return () if self._logs.is_over_size_limit or is_trimmed else None
-
-    def _on_retention_end(self, run: RetentionReport) -> None:
-        control = self.control
-        control.retention = add_run(control.retention, run)
-        if run.segment_count or run.failures:
-            _log.info(
-                "retention complete: segments=%d bytes=%d failures=%d",
-                run.segment_count,
-                run.size_bytes,
-                len(run.failures),
-            )
 
     # -- registration -----------------------------------------------------------------
 

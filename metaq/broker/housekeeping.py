@@ -16,53 +16,24 @@ error that repeats is logged once.
 `stop` waits for the task but not for submitted work: the owners of the data wait for
 that. Work is never cancelled, because its owner may rely on it.
 
-The app assembles the jobs; the periods are here.
+The jobs of a broker are in `jobs.py`.
 """
 
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, TypeAlias
 
-from metaq.broker.schedule import NAP_S_MAX, Schedules
 from metaq.broker.status import JobStatus
 from metaq.clock import Clock
-from metaq.config.settings import TopicConfig
 from metaq.errors import MetaqError
 from metaq.lifecycle import Service, State
 from metaq.retry import wait_set
-from metaq.storage.retention_run import RetentionReport
 
-REALTIME_RESET_S: Final = 30 * 60.0
-"""Interval between resets of the realtime statistics (docs/metaq-1.4/broker.md 7.2)."""
-CONNECTION_CHECK_S: Final = 5.0
-"""Interval between checks for idle or stalled connections, in seconds."""
-DELETED_CHECK_S: Final = 60.0
-"""Interval between removals of the data of deleted topics, in seconds."""
-TRANSACTION_TICK_S: Final = 0.5
-"""Interval between checks for timed-out transactions, in seconds; MetaQ's."""
-JOURNAL_SYNC_S: Final = 1.0
-"""Interval between syncs of the journal if flushTxLogAtCommit is 2, in seconds."""
-JOURNAL_OPENING_S: Final = 5.0
-"""Interval between tries to open a journal that lacked space at the start."""
-SCRUB_STEP_S: Final = 1.0
-"""Interval between steps of the scrub, in seconds; a step reads as much as the rate
-allows."""
-QUEUES_TICK_S: Final = 1.0
-"""Interval between ticks of the queue groups (snapshots, retries of dead letters) and
-closes of mailboxes without a listener, in seconds."""
-INDEX_S: Final = 0.1
-"""Interval between index entries of small groups, in seconds: an entry has the time at
-which it is made."""
-LOG_CHECK_S: Final = 5.0
-"""Maximum interval between checks of logs and free space, in seconds."""
-LOG_CHECK_S_MIN: Final = 0.05
-"""Minimum interval between these checks, in seconds; bounds how exact sync intervals
-are."""
 DELAY_S_MIN: Final = 0.01
 """Minimum delay of a job, in seconds, so that a wrong delay does not cause a busy
 loop."""
@@ -234,63 +205,6 @@ def _text_of(error: Exception | None) -> str:
     return str(error) if isinstance(error, MetaqError) else repr(error)
 
 
-# -- the jobs of a broker -------------------------------------------------------------
-
-
 def every(name: str, period_s: float, run: Callable[[], Work | None]) -> Job:
     """Return a job with a fixed delay from the end of a turn to the next one."""
     return Job(name, lambda: period_s, run)
-
-
-def log_check_s(topics: Iterable[TopicConfig]) -> float:
-    """Return the interval between checks of the logs, in seconds.
-
-    It is a quarter of the shortest sync interval in threshold mode, so that no sync is
-    late by more than a quarter, and at most `LOG_CHECK_S`, because the free space is
-    checked at the same time.
-    """
-    intervals_s = [
-        topic.unflush_interval_ms / 1000 / 4
-        for topic in topics
-        if topic.unflush_threshold > 0 and topic.unflush_interval_ms > 0
-    ]
-    return max(LOG_CHECK_S_MIN, min([LOG_CHECK_S, *intervals_s]))
-
-
-def retention_job(
-    schedules: Schedules,
-    *,
-    clock: Clock,
-    begin: Callable[[Collection[str]], Callable[[], RetentionReport] | None],
-    find_early: Callable[[], Collection[str] | None],
-    on_end: Callable[[RetentionReport], None],
-) -> Job:
-    """Return the job that removes old segments.
-
-    Args:
-        schedules: return the due topics; call `wake` after replacing them.
-        clock: wall clock of the schedules.
-        begin: returns the blocking run, which removes segments of these topics by age,
-            and of all topics by size; None: nothing to do.
-        find_early: returns the topics of a run ahead of the schedule (a disk is nearly
-            full, or a size limit is exceeded); None: no run.
-        on_end: called on the event loop with the result of the run.
-    """
-
-    def delay_s() -> float:
-        due_ms = schedules.next_due_ms()
-        if due_ms is None:
-            return NAP_S_MAX
-        return min(NAP_S_MAX, (due_ms - clock.wall_ms()) / 1000)
-
-    def run() -> Work | None:
-        topics = schedules.take_due()
-        early = find_early()
-        if not topics and early is None:
-            return None
-        retention = begin({*topics, *(early or ())})
-        if retention is None:
-            return None
-        return lambda: partial(on_end, retention())
-
-    return Job("retention", delay_s, run)

@@ -9,7 +9,7 @@ import pytest
 
 from metaq.broker.app import Broker
 from metaq.broker.health import Alarm, find_problems
-from metaq.broker.housekeeping import JOURNAL_OPENING_S
+from metaq.broker.jobs import JOURNAL_OPENING_S
 from metaq.errors import TransactionError
 from metaq.testing.clock import ManualClock
 from tests.rigs.broker import Peer, running_broker

@@ -7,13 +7,8 @@ from typing import Any
 
 import pytest
 
-from metaq.broker.housekeeping import (
-    LOG_CHECK_S,
-    LOG_CHECK_S_MIN,
-    Housekeeping,
-    log_check_s,
-    retention_job,
-)
+from metaq.broker.housekeeping import Housekeeping
+from metaq.broker.jobs import LOG_CHECK_S, LOG_CHECK_S_MIN, log_check_s, retention_job
 from metaq.broker.schedule import NAP_S_MAX, Schedules
 from metaq.broker.status import RetentionStatus, add_run
 from metaq.config.settings import TopicConfig
