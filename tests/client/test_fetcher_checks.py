@@ -1,5 +1,6 @@
 """Damage that was received is compared with what the broker has, before it counts."""
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,9 @@ import pytest
 
 from metaq.broker.handlers.check import CHECKS_MAX
 from metaq.client.consume.cursor import AGAIN_MAX
+from metaq.client.offsets.offset_store import MemoryOffsets
 from metaq.errors import CorruptRecordError
+from metaq.model import GroupOffset, Offset
 from tests.brokers import AnyBroker, Metaq14Broker, PythonBroker, StartBroker
 from tests.client.worlds import IDLE, QUICK, WORLDS, partition, payloads, take
 from tests.rigs.flipping import FlippingProxy
@@ -105,6 +108,24 @@ def test_what_always_comes_damaged_is_got_a_few_times(
     assert counts.again_count == again_max
     # The first one may come with the record before it, or not.
     assert again_max + 1 <= proxy.flip_count <= again_max + 2
+
+
+def test_a_stored_offset_within_a_message_is_not_called_damage(
+    broker: AnyBroker, client: Any, proxy: FlippingProxy, offsets: list[int]
+) -> None:
+    """As from a table in which Kafka's `offset + 1` was stored."""
+    proxy.left = 0
+    store = MemoryOffsets()
+    wrong = GroupOffset(Offset(offsets[1] + 1))
+    asyncio.run(store.commit("g", {ZERO: wrong}, fence=None, deadline_s=0.0))
+    with client.consumer("g", ["test"], offsets=store, **IDLE) as consumer:
+        with pytest.raises(CorruptRecordError) as caught:
+            take(consumer, 1)
+        assert consumer.health().problems == (str(caught.value),)
+    assert caught.value.offset == wrong.offset
+    assert caught.value.next_good_offset == offsets[2]
+    is_sure = f"no message begins at offset {wrong.offset}" in str(caught.value)
+    assert is_sure == is_asked(broker)
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -378,7 +378,7 @@ class ConsumerLife:
             partition_count=len(buffers),
             idle_s=now_s - last_s,
             uncommitted_count=self._subscription.uncommitted_count,
-            problems=tuple(problems),
+            problems=tuple(dict.fromkeys(problems)),
             waiting_for=waiting_for(
                 fetch_buffer,
                 concurrency=None if self._handling is None else self._concurrency,

@@ -114,6 +114,7 @@ class PartitionCursor:
         self._fetch_bytes = SizeBytes(fetch_bytes)
         self._fetch_bytes_max = SizeBytes(fetch_bytes_max)
         self.partition = partition
+        self._start = offset
         self.offset = offset
         """Offset of the next record to read."""
         self.size_bytes = self._fetch_bytes
@@ -240,6 +241,27 @@ class PartitionCursor:
         if self._again_at != self.offset:
             self._again_at, self._again_left = self.offset, AGAIN_MAX
         return not self._is_named and self._again_left > 0
+
+    def blamed(self, error: CorruptRecordError) -> CorruptRecordError:
+        """Return the error for bytes that are not checked again.
+
+        If the broker reports them as good, and nothing was read before them, reading
+        probably began within a message: the stored offset is wrong, not the bytes.
+        """
+        if self._is_named or self._again_left or self.offset != self._start:
+            return error
+        follower = error.next_good_offset
+        nearest = "" if follower is None else f", the next one begins at {follower}"
+        return CorruptRecordError(
+            f"{self.partition}: no message begins at offset {self.offset}, at which"
+            f" reading began{nearest}: correct the committed offset (`metaq offsets"
+            " reset`). The broker reports its bytes there as good; if the offset is"
+            " right, the network changes them",
+            partition=self.partition,
+            offset=self.offset,
+            next_good_offset=follower,
+            detail="no message begins there",
+        )
 
     def next_check(self, opaque: int) -> Check:
         """Return the check whether the broker's bytes at `offset` are good."""

@@ -271,7 +271,7 @@ class PartitionFetcher:
                 check = self.cursor.next_check(connection.next_opaque())
                 self._submit(check, connection, self._on_checked)
             else:
-                self._on_damage(error)
+                self._on_damage(self.cursor.blamed(error))
             return
         except MemoryError:
             self._on_no_memory(before)

@@ -499,11 +499,11 @@ class SubscriptionState:
 
     def problems(self) -> list[str]:
         """Return the problems of partitions and commits, one sentence each."""
-        found = [
-            f"{fetcher.partition}: {problem}"
-            for fetcher in tuple(self._fetchers.values())
-            if (problem := fetcher.problem) is not None
-        ]
+        found = []
+        for fetcher in tuple(self._fetchers.values()):
+            if (problem := fetcher.problem) is not None:
+                prefix = f"{fetcher.partition}: "
+                found.append(prefix + str(problem).removeprefix(prefix))
         if self._committer.last_error is not None:
             found.append(f"commit: {self._committer.last_error}")
         return found
