@@ -81,7 +81,7 @@ class PartlySentError(ClientError):
 
 
 class NoDelayError(ClientError):
-    """The broker cannot delay messages: MetaQ 1.4, an older version, or a replica."""
+    """The broker cannot delay messages: MetaQ 1.4, older, or in a replica set."""
 
 
 class NoExchangesError(ClientError):

@@ -119,8 +119,8 @@ class ProducerOptions:
     """Maximum number of messages in a batch; lowered likewise."""
     in_flight_batches_max: int = 3
     """Maximum number of batches of one partition in flight, 1 to 5. 1 keeps the order
-    also at a MetaQ 1.4 broker, and when batches of messages with a time, or to an
-    exchange, are refused and sent again."""
+    also at a MetaQ 1.4 broker, and when batches of delayed messages, or to an exchange,
+    are refused and sent again."""
     buffer_bytes_max: int = 64 * MIB
     """Maximum bytes appended and not yet answered, over all topics."""
     buffer_count_max: int = 1_000_000
@@ -277,7 +277,7 @@ class QueueOptions:
     dead_letter_topic: str | None = None
     """Topic of the dead letters, which must exist; implies `then="dead_letter"`."""
     retry_delays_s: Sequence[float] | None = None
-    """Delay of a nack without its own after the first, second, ... delivery; the last
+    """Delay of a nack without a delay, after the first, second, ... delivery; the last
     value repeats, and () means no delay. In a new group: 1, 5, 30 and 120 s."""
     ordered_by: Literal["key"] | None = None
     """Deliver messages of a key one at a time, in order, over all workers. In a new

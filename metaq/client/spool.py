@@ -57,8 +57,7 @@ SPOOL_THREADS_MAX: Final = 8
 """Maximum number of concurrent disk calls for the spools of one producer or run."""
 
 COMPACT_BYTES: Final = 1 << 20
-"""Minimum bytes of removed messages, which also must be half of the file, for a
-rewrite."""
+"""The file is rewritten when removed messages take so much, and half of it."""
 
 _ADD: Final = 1
 _REMOVE: Final = 2

@@ -510,7 +510,7 @@ class AsyncConsumer(ConsumerLife):
         self._subscription.move(partition, offset)
 
     async def rollback(self, timeout: float | None = None) -> None:
-        """Go back to the committed offsets: all messages after them come again.
+        """Go back to the committed offsets; later messages are delivered again.
 
         Args:
             timeout: seconds; None takes the client's `request_timeout_s`.
@@ -555,7 +555,7 @@ class AsyncConsumer(ConsumerLife):
 
 
 class AsyncMessageBatch(ListedMessages[AsyncConsumer]):
-    """Messages that are handled together; made by `AsyncConsumer.batches`."""
+    """Messages that are handled together; created by `AsyncConsumer.batches`."""
 
     def block(self, parts: TransactionParts) -> AsyncExactlyOnce:
         """Return the block that writes its results, for `AsyncProducer.exactly_once`.

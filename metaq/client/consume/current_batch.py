@@ -73,7 +73,7 @@ class CurrentBatch:
 
     @contextmanager
     def taking(self) -> Iterator[None]:
-        """Make this block the only one that waits for batches; else ClientError."""
+        """Let only one block at a time wait for batches; ClientError for a second."""
         if not self._taking.acquire(blocking=False):
             raise ClientError(TWO_READERS)
         try:

@@ -120,7 +120,7 @@ class AsyncExactlyOnce:
         Args:
             topic: any topic of the cluster, on brokers of this package.
             data: application bytes.
-            attribute: application attribute; "" is one, None is none.
+            attribute: application attribute; "" is an attribute, None means none.
             key: stored; the same key goes to the same partition as in `send`.
             headers: names and bytes, stored in this order; a dict, or pairs.
             tag: text stored as the header `tag`, for consumers with `where`.
@@ -157,7 +157,7 @@ class AsyncExactlyOnce:
             await self.flush()
 
     def add(self, topic: str, messages: list[OutgoingMessage]) -> bool:
-        """Keep messages for the next `flush`. Any thread.
+        """Keep messages for the next `flush`; from any thread.
 
         Args:
             topic: topic of the messages.

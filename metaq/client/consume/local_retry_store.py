@@ -72,7 +72,7 @@ class LocalRetryStore:
 
     @property
     def waiting_count(self) -> int:
-        """Number of messages in the store. Any thread."""
+        """Number of messages in the store; from any thread."""
         return sum(map(len, tuple(self._spools.values())))
 
     # -- life -------------------------------------------------------------------------

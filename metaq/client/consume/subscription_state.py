@@ -502,7 +502,7 @@ class SubscriptionState:
         return len(self._committer.changed(self.fetch_buffer.handled()))
 
     def problems(self) -> list[str]:
-        """Return a sentence for each problem of partitions and commits."""
+        """Return the problems of partitions and commits, one sentence each."""
         found = [
             f"{fetcher.partition}: {problem}"
             for fetcher in tuple(self._fetchers.values())

@@ -150,7 +150,7 @@ class Hooks:
     # -- events -----------------------------------------------------------------------
 
     def begin(self, partition: TopicPartition) -> None:
-        """Add a partition; `announce` follows."""
+        """Add a newly assigned partition; call `announce` next."""
         is_held = self._hooks["on_assigned"] is not None
         (self.held if is_held else self._known).add(partition)
 
