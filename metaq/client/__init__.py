@@ -1,7 +1,7 @@
-"""The client library: publish to and consume from MetaQ brokers, sync and async.
+"""The client library: send to and read from MetaQ brokers, sync and async.
 
-The names are those of `public.py`, which is imported when one of them is used: a module
-of this package can be imported without the rest of it.
+Its names are those of `public.py`, which is imported at the first use of a name, so
+that a module of this package can be imported without all others.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 def __getattr__(name: str) -> Any:
     """Return a public name."""
-    import metaq.client.public as public  # noqa: PLC0415  # all of the package
+    import metaq.client.public as public  # noqa: PLC0415  # imports everything
 
     if name == "__all__":
         return sorted(each for each in vars(public) if not each.startswith("_"))

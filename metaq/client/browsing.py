@@ -1,4 +1,4 @@
-"""Reading a cluster without a group: nothing is committed.
+"""Calls of a client that read without a group; they commit nothing.
 
 Source: docs/metaq-1.4/client.md 6.
 """
@@ -42,7 +42,7 @@ class AsyncBrowsing:
     """The part of `AsyncClient` that reads without a group."""
 
     def _require_context(self) -> ClientContext:
-        """Return the client's parts, on its event loop alone."""
+        """Return the client's parts; raise ClosedError on another event loop."""
         raise NotImplementedError
 
     @names_arguments
@@ -64,38 +64,37 @@ class AsyncBrowsing:
 
         Args:
             topic: topic name.
-            partitions: partitions, or names like `0-1`; None takes all, later ones too
-                when it does not stop at the end.
+            partitions: partitions, or names like `0-1`; None: all, including later ones
+                if it does not stop at the end.
             start: where to begin in each partition; see `ConsumerOptions.start`.
-            last: begin with the newest messages instead, so many of all partitions
-                together, oldest first; 0 or more. What is before them is not read; they
-                are held in memory. Messages of a MetaQ 1.4 broker carry no time: they
-                are ordered among those of one broker alone.
-            since: begin at the first message of that time or later; the same as a time
-                as `start`. Local time without a zone.
+            last: begin with this number of newest messages of all partitions together,
+                oldest first; 0 or more. They are held in memory; earlier ones are not
+                read. Messages of a MetaQ 1.4 broker have no time: they are only
+                ordered among those of one broker.
+            since: begin at the first message of that time or later, like a time as
+                `start`. Local time without a zone.
             until: end before the first message of that time or later.
-            where: only messages for which this condition is true; see
-                `ConsumerOptions.where`. With `last` the newest of those, and as much
-                of each partition is read as has so many, all of it if need be.
-            stop_at_end: go through the partitions one after the other, each up to the
-                end that its log has now; else all at once, for ever.
-            partial: go on with the rest while a broker of the topic is away;
-                without it, all partitions means all that there are.
-            timeout: seconds that the next messages may take. None leaves each question
-                `request_timeout_s`, and waits for ever for messages to come.
+            where: yield only messages for which this condition is true; see
+                `ConsumerOptions.where`. With `last` the newest of these: each partition
+                is read back until that many match, to its start if necessary.
+            stop_at_end: read one partition after the other, each up to the log end at
+                the beginning; if False, all at once, without an end.
+            partial: while a broker of the topic is away, read the other partitions. If
+                False, that is an error.
+            timeout: maximum seconds until the next messages. None: each request has
+                `request_timeout_s`, and waiting for new messages has no limit.
 
         Raises:
-            RequestTimeoutError: the time is over, and so is the iteration.
-            NoBrokerError: no broker serves the topic, or a partition that is named.
+            RequestTimeoutError: the time is over, which ends the iteration.
+            NoBrokerError: no broker serves the topic, or a given partition.
             ExchangeError: it is an exchange.
-            PartitionsAwayError: all partitions are asked for, and a broker that has
+            PartitionsAwayError: all partitions are to be read, and a broker that has
                 some of them is away.
-            CannotAnswerError: a time, or the newest of several brokers, where a MetaQ
-                1.4 broker has messages.
-            ConfigError: a name of a partition that is none; several of `start`, `last`
-                and `since`; `until` for a reader that does not stop at the end; or a
-                FilterError, which says where `where` is wrong.
-            TypeError: a value of another type.
+            CannotAnswerError: a time, or the newest messages of several brokers, when a
+                MetaQ 1.4 broker has messages.
+            ConfigError: an invalid name of a partition; several of `start`, `last` and
+                `since`; `until` without `stop_at_end`; or a FilterError for `where`.
+            TypeError: a value is of another type.
             CorruptRecordError: a damaged record; messages before it were yielded.
             MetaqError: a broker cannot be asked within `request_timeout_s`.
 
@@ -134,33 +133,33 @@ class AsyncBrowsing:
     ) -> AsyncIterator[Message]:
         """Yield the messages with a key, a header or an id, the newest first.
 
-        The order is that of the times in their ids, among equal ones that of the
-        partitions; within a partition that of the log, from its end. Brokers look them
-        up in the index of the topic (setting `index`); where there is none they read
-        the log, and what a MetaQ 1.4 broker has is read here. The result is the same.
+        They are in descending order of the times in their ids, equal times in the order
+        of the partitions; within a partition from the end of the log. Brokers use the
+        topic's index (setting `index`), or read the log if it has none. Partitions of
+        MetaQ 1.4 brokers are read by the client, with the same result.
 
         Args:
             topic: topic name.
-            key: of the messages; text means its UTF-8 bytes.
-            header: a name and the bytes that it has.
-            id: of one message; its time is in it, so nothing has to be looked up.
-            partitions: partitions, or names like `0-1`; None takes all.
-            since: messages of that time or later. Local time without a zone. Times are
-                those of the broker; messages without one count as in time.
-            until: messages before that time.
-            limit: most messages; None goes on to the log start.
-            read_bytes_max: most bytes of the log that are read without an index.
-            on_read: called with the bytes read so, as they grow.
-            timeout: seconds of each question; None: `request_timeout_s`.
+            key: key of the messages; text means its UTF-8 bytes.
+            header: name and bytes of a header.
+            id: id of one message. It contains the time, so no index is needed.
+            partitions: partitions, or names like `0-1`; None: all.
+            since: only messages of that time or later. Local time without a zone. Times
+                are those of the broker; messages without a time are included.
+            until: only messages before that time.
+            limit: maximum number of messages; None continues to the log start.
+            read_bytes_max: maximum bytes of the log to read without an index.
+            on_read: called with the number of bytes read without an index so far.
+            timeout: seconds of each request; None: `request_timeout_s`.
 
         Raises:
             CannotAnswerError: more than `read_bytes_max` would have to be read; an id,
-                where a MetaQ 1.4 broker has messages; more than 10,000 messages of a
-                partition that its broker does not look up, without a limit.
+                when a MetaQ 1.4 broker has messages; or more than 10,000 messages, and
+                no limit, in a partition whose broker cannot find messages.
             NoBrokerError, PartitionsAwayError, ExchangeError: as `browse`.
-            ConfigError: not one of `key`, `header` and `id`; an id that has no time;
-                a value that means nothing.
-            TypeError: a value of another type.
+            ConfigError: not exactly one of `key`, `header` and `id`; an id without a
+                time; or an invalid value.
+            TypeError: a value is of another type.
             CorruptRecordError: a damaged record; newer messages were yielded.
             MetaqError: a broker cannot be asked.
         """
@@ -188,21 +187,21 @@ class AsyncBrowsing:
         max_bytes: int = FETCH_BYTES,
         timeout: float | None = None,
     ) -> GetResult:
-        """Return the messages at an offset, and where to go on; never waits for any.
+        """Return the messages at an offset, and the next offset, without waiting.
 
         Args:
             topic: topic name.
-            partition: the partition, or its name, like `0-1`.
-            offset: a record boundary, or any offset outside the log: the result says
-                where the log is.
-            max_bytes: how much is asked for; a larger message comes as a whole.
+            partition: partition, or a name like `0-1`.
+            offset: offset of a message, or any offset outside the log; then the result
+                has the nearest end of the log.
+            max_bytes: requested size, 1 or more; a larger message is returned whole.
             timeout: seconds; None takes `request_timeout_s`.
 
         Raises:
-            ConfigError: no name of a partition, or `max_bytes` below 1.
+            ConfigError: the name of the partition, or `max_bytes`, is invalid.
             CorruptRecordError: the record at `offset` is damaged.
             NoBrokerError: no broker serves the partition.
-            ExchangeError: it is an exchange.
+            ExchangeError: the topic is an exchange.
             MetaqError: the broker cannot be asked, or refuses.
         """
         check_topic(topic)
@@ -219,7 +218,7 @@ class AsyncBrowsing:
 
         Raises:
             CoordinationError: ZooKeeper cannot be reached.
-            NoBrokerError: no named broker answers.
+            NoBrokerError: without ZooKeeper: no given broker answers.
         """
         context = self._require_context()
         return await known_topics(context, deadline_s=context.deadline_s(timeout))
@@ -227,9 +226,9 @@ class AsyncBrowsing:
     async def partitions(
         self, topic: str, timeout: float | None = None
     ) -> tuple[TopicPartition, ...]:
-        """Return a topic's partitions in numeric order, also those that are away.
+        """Return a topic's partitions in numeric order, including those that are away.
 
-        () when no broker serves or has recorded it.
+        () if no broker serves or has recorded the topic.
 
         Args:
             topic: topic name.
@@ -237,8 +236,8 @@ class AsyncBrowsing:
 
         Raises:
             CoordinationError: ZooKeeper cannot be reached.
-            NoBrokerError: no named broker answers.
-            ConfigError: no topic can have this name.
+            NoBrokerError: without ZooKeeper: no given broker answers.
+            ConfigError: the topic name is invalid.
         """
         context = self._require_context()
         deadline_s = context.deadline_s(timeout)
@@ -254,11 +253,11 @@ class AsyncBrowsing:
             timeout: seconds; None takes `request_timeout_s`.
 
         Returns:
-            Of every broker that is there, leaders and followers; those that refuse
-            the question are left out.
+            The statistics of every registered leader and follower, except those that
+            refuse the request.
 
         Raises:
-            MetaqError: a broker that should be there cannot be asked.
+            MetaqError: a registered broker cannot be asked.
         """
         context = self._require_context()
         return await stats_of(context, item, deadline_s=context.deadline_s(timeout))

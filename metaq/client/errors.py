@@ -1,4 +1,4 @@
-"""Errors between a client and a broker, beyond `metaq.errors`."""
+"""Errors of clients, in addition to `metaq.errors`."""
 
 from collections.abc import Sequence
 
@@ -12,21 +12,21 @@ from metaq.model import BrokerId, Message, TopicPartition
 
 
 class GivenUpError(RequestTimeoutError):
-    """The connection broke and the broker stayed away; the outcome is unknown."""
+    """The connection broke, and the broker did not return; the outcome is unknown."""
 
     retriable = False
 
 
 class NoProgressError(ClientError):
-    """Reading cannot go on: the broker's answers lead nowhere."""
+    """Reading cannot continue: a record is too large, or gets keep bringing nothing."""
 
 
 class CannotAnswerError(ClientError):
-    """The broker has no answer to this question: MetaQ 1.4 does not know it."""
+    """The broker cannot answer this request, which MetaQ 1.4 does not support."""
 
 
 class BehindLogEndError(ClientError):
-    """An offset is after the log end: how much was not handled is not known."""
+    """An offset is after the log end, so the lag is unknown."""
 
 
 class StuckError(ClientError):
@@ -38,24 +38,24 @@ class OffsetStoreError(ClientError):
 
 
 class HandlerFailedError(ClientError):
-    """A handler could not handle a message, and the policy says to stop there."""
+    """A handler failed for a message, and the retry policy stops the run there."""
 
     def __init__(self, message: str, *, failed: Message, attempts: int) -> None:
         super().__init__(message)
         self.message = failed
         """The message; it does not count as handled."""
         self.attempts = attempts
-        """Number of times that the handler had it."""
+        """Number of times that the handler was called with it."""
 
 
 class OutcomeUnknownError(RequestTimeoutError):
-    """It was sent, and no answer came, or one that left it open: stored, or not."""
+    """The request was sent, and no answer shows whether it was carried out."""
 
     retriable = False
 
 
 class MessageTooLargeError(ClientError):
-    """No broker, or no buffer, takes a message of this size."""
+    """The message is larger than the broker, or the buffer memory, accepts."""
 
 
 class BufferFullError(ClientError):
@@ -66,9 +66,9 @@ class BufferFullError(ClientError):
     def __init__(self, message: str, *, size_bytes: int, message_count: int) -> None:
         super().__init__(message)
         self.size_bytes = size_bytes
-        """Room that was asked for, record headers included."""
+        """Requested bytes, record headers included."""
         self.message_count = message_count
-        """Messages that it was asked for."""
+        """Requested number of messages."""
 
 
 class PartlySentError(ClientError):
@@ -77,54 +77,55 @@ class PartlySentError(ClientError):
     def __init__(self, message: str, outcomes: Sequence[object]) -> None:
         super().__init__(message)
         self.outcomes = outcomes
-        """One for each message, in their order: its `SendResult`, or its error."""
+        """One entry for each message, in their order: its `SendResult` or its error."""
 
 
 class NoDelayError(ClientError):
-    """The broker delivers no message later: MetaQ 1.4, an older one, or a replica."""
+    """The broker cannot delay messages: MetaQ 1.4, older, or in a replica set."""
 
 
 class NoExchangesError(ClientError):
-    """The broker routes no messages: it is an older one, or of MetaQ 1.4."""
+    """The broker has no exchanges: MetaQ 1.4, or an older version."""
 
 
 class ExchangeError(ClientError):
-    """An exchange is there, or defined otherwise, or is none."""
+    """An exchange exists already or does not exist, or is used as a topic."""
 
 
 class PartitionsAwayError(NoBrokerError):
-    """Partitions cannot be read: their broker is away."""
+    """Partitions cannot be read because their broker is away."""
 
     def __init__(self, message: str, *, partitions: Sequence[TopicPartition]) -> None:
         super().__init__(message)
         self.partitions = tuple(partitions)
-        """Partitions away, in numeric order; () where the broker never answered."""
+        """Partitions that are away, in numeric order; () if the broker never
+        answered."""
 
 
 class NotSettledError(ClientError):
-    """A member does not have all partitions assigned to it: others own them still."""
+    """A member does not own all of its assigned partitions: others still own some."""
 
     retriable = True
 
 
 class BrokerRegisteredError(ClientError):
-    """A broker that was to be forgotten is there."""
+    """A broker cannot be forgotten while it is registered."""
 
 
 class GroupInUseError(ClientError):
-    """A group that was to be moved, or to filter otherwise, has members that read."""
+    """A group cannot be changed or deleted while it has members."""
 
 
 class QueueGroupError(ClientError):
-    """A queue group is defined otherwise or deleted, or a name is of the other kind."""
+    """A queue group exists, differs or is deleted, or a group is of the other kind."""
 
 
 class TopicExistsError(ClientError):
-    """A topic was to be made, and there is one of that name."""
+    """A topic cannot be created: there is one of that name."""
 
 
 class NoTopicError(NoBrokerError):
-    """Nothing is known of a topic: no broker serves, defines or has recorded it."""
+    """The topic does not exist: no broker serves, defines or has recorded it."""
 
     refresh_metadata = False
 
@@ -137,33 +138,33 @@ class TopicRefusedError(ClientError):
 
 
 class NoQueuesError(ClientError):
-    """A broker of the topic does not know queue groups; the message names it."""
+    """A broker of the topic has no queue groups; the message names it."""
 
 
 class LeaseLostError(ClientError):
-    """The lease of a message is over, and another delivery has it.
+    """The lease of a message is over, and the message belongs to another delivery.
 
-    It may be handled twice: what this worker did with it is not undone.
+    It may be handled twice, because the work of this worker is not undone.
     """
 
 
 class AlreadySettledError(ClientError):
-    """A message was settled a second time, or through another queue."""
+    """A message is settled already, or is of another queue object."""
 
 
 # -- request and reply ----------------------------------------------------------------
 
 
 class NoMailboxError(ClientError):
-    """No broker of the cluster has mailboxes for replies; the message names them."""
+    """No reachable broker has mailboxes for replies; the message names the brokers."""
 
 
 class ReplyTimeoutError(ClientError):
-    """No reply came in time: the request may have been handled, or may be yet."""
+    """No reply came in time; the request may have been handled, or may still be."""
 
 
 class ErrorReply(ClientError):  # noqa: N818  # it is a reply, and says that
-    """The handler of a request has failed; its exception is in the message."""
+    """The handler of a request raised; its exception is in the message."""
 
     def __init__(self, message: str, *, text: str) -> None:
         super().__init__(message)
@@ -175,20 +176,20 @@ class ErrorReply(ClientError):  # noqa: N818  # it is a reply, and says that
 
 
 class TransactionInDoubtError(OutcomeUnknownError, TransactionError):
-    """A decision was sent, and no answer says whether it was carried out.
+    """A decision was sent, and no answer shows whether it was carried out.
 
-    In doubt, not failed. A commit of a local transaction: its messages are readable,
-    all of them, or none ever will be. A decision of an XA transaction: send the same
+    It has not failed. After the commit of a local transaction all of its messages are
+    readable, or none ever will be. After a decision of an XA transaction, send the same
     decision again when the broker answers.
     """
 
 
 class TransactionRolledBackError(TransactionError):
-    """Nothing of the transaction is stored, and nothing of it ever will be."""
+    """The transaction is rolled back: nothing of it is or will be stored."""
 
 
 class LostBranchError(TransactionError):
-    """It is decided, and a broker lacks messages that it had promised to keep."""
+    """The transaction is decided, but a broker has lost messages prepared for it."""
 
 
 class XaError(TransactionError):
@@ -197,33 +198,33 @@ class XaError(TransactionError):
     def __init__(self, message: str, *, code: int, text: str) -> None:
         super().__init__(message)
         self.code = code
-        """As the X/Open XA specification numbers it: -4 is XAER_NOTA."""
+        """Number in the X/Open XA specification, such as -4 for XAER_NOTA."""
         self.text = text
-        """The broker's own words."""
+        """The broker's message."""
 
 
 class UnknownXidError(XaError):
-    """No transaction of this id: never begun, timed out, or ended before (-4)."""
+    """There is no transaction with this id: never begun, timed out, or ended (-4)."""
 
 
 class XaProtocolError(XaError):
-    """The transaction is in a state that does not allow this (-6)."""
+    """The transaction's state does not allow the request (-6)."""
 
 
 class XaRolledBackError(XaError, TransactionRolledBackError):
-    """The broker has rolled the transaction back by itself (100 to 107)."""
+    """The broker itself has rolled the transaction back (100 to 107)."""
 
 
 class HeuristicError(XaError):
     """An operator has ended the prepared transaction (5 to 8).
 
-    7: committed; 6: rolled back; 5: partly this, partly that; 8: not known. The
-    broker remembers it, and answers so, until a client has it forget it.
+    7: committed; 6: rolled back; 5: partly each; 8: unknown. The broker keeps this
+    outcome and returns it until a client calls `forget`.
     """
 
 
 def group_gone(group: str, broker_id: BrokerId) -> QueueGroupError:
-    """Return the error of a worker whose group its broker does not know any more."""
+    """Return the error of a worker whose broker no longer has its group."""
     return QueueGroupError(
         f"broker {broker_id} does not know queue group '{group}' as it was when this"
         " worker began: it was deleted, or made again, or this broker cannot reach"

@@ -1,8 +1,8 @@
-"""Names of groups, topics, partitions and brokers as users give them: checked and made.
+"""Checking and building of names: groups, topics, partitions and brokers.
 
-A name ends as a step of a ZooKeeper path, as a token of a command line and, for
-topics, in a comma-joined list, so what would break there is refused where the user can
-see it. Source: docs/metaq-1.4/client.md 5.4, 12.3 and 15.3.
+A name becomes a step of a ZooKeeper path, a token of a command line and, for topics,
+part of a comma-separated list. Names that would break one of these are refused when the
+user passes them. Source: docs/metaq-1.4/client.md 5.4, 12.3 and 15.3.
 """
 
 import difflib
@@ -28,20 +28,20 @@ from metaq.zk.groups import check_group_name
 from metaq.zk.paths import is_legal_step, parse_partition
 
 NAMES_MAX: Final = 5
-"""Partitions, or members, that a line of text lists by name."""
+"""Maximum number of partitions or members that a line of text lists by name."""
 
 DEAD_LETTER_SUFFIX: Final = ".dead"
-"""Default suffix of the topic of dead letters."""
+"""Default suffix of the dead-letter topic of a topic."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicPattern:
     """Topics of a consumer by a pattern: `TopicPattern("orders-*")`.
 
-    It matches whole names, upper and lower case apart: `*` matches any characters,
-    `?` for one, `[ab]` for one of these. Internal topics, which begin with `__`, never
-    match. Topics of dead letters, which end with `.dead`, match only a pattern that
-    ends so too: else a consumer would read its own.
+    It matches whole names, case-sensitively: `*` stands for any characters, `?` for
+    one, `[ab]` for one of these. Internal topics, which begin with `__`, never match.
+    Dead-letter topics, which end with `.dead`, only match patterns with this end, so
+    that a consumer does not read its own dead letters.
     """
 
     glob: str
@@ -51,8 +51,8 @@ class TopicPattern:
         """Refuse a pattern that no topic can match.
 
         Raises:
-            ConfigError: it has a blank, a comma or a slash, or nothing.
-            TypeError: it is no text.
+            ConfigError: it has a blank, a comma or a slash, or is empty.
+            TypeError: it is not a str.
         """
         require_text("pattern", self.glob)
         if not _may_be_topic(self.glob):
@@ -62,10 +62,11 @@ class TopicPattern:
             )
 
     def matches(self, topic: str) -> bool:
-        """Return whether a topic belongs to the pattern.
+        """Return whether a topic matches the pattern.
 
         Args:
-            topic: its name. One that is a pattern of a broker's settings is no topic.
+            topic: topic name. A pattern in the settings of a broker is not a topic and
+                does not match.
         """
         is_left_out = is_internal(topic) or (
             topic.endswith(DEAD_LETTER_SUFFIX)
@@ -84,54 +85,46 @@ Topics: TypeAlias = TopicPattern | Collection[str | TopicPattern]
 
 
 def require_text(name: str, value: object) -> None:
-    """Refuse a value that is not a text.
-
-    Args:
-        name: of the argument, for the error.
-        value: the given value.
-
-    Raises:
-        TypeError: it is of another type.
-    """
+    """Raise TypeError unless a value is a str; `name` is that of the argument."""
     if not isinstance(value, str):
         raise wrong_type(name, "str", value)
 
 
 def require_names(name: str, value: object) -> None:
-    """Refuse a value that is not a collection of texts; raises as `require_text`."""
+    """Raise TypeError unless a value is a collection of texts, and not a text."""
     for each in require_list(name, value):
         require_text(name, each)
 
 
 def require_list(name: str, value: object) -> Collection[object]:
-    """Return a collection that is no text; raises as `require_text` for the rest."""
+    """Return a collection; raise TypeError for another value, including a text."""
     if isinstance(value, str | bytes | bytearray) or not isinstance(value, Collection):
         raise wrong_type(name, "a list of names", value)
     return value
 
 
 def check_group(group: str) -> str:
-    """Return a group's name.
+    """Check and return the name of a group.
 
     Raises:
-        ConfigError: MetaQ or ZooKeeper would not take it.
-        TypeError: it is no text.
+        ConfigError: MetaQ or ZooKeeper does not accept it.
+        TypeError: it is not a str.
     """
     require_text("group", group)
     return check_group_name(group)
 
 
 def check_topic(topic: str, name: str = "topic") -> None:
-    """Refuse a text that cannot be a topic's name (docs/metaq-1.4/client.md 2.1).
+    """Check the name of a topic (docs/metaq-1.4/client.md 2.1).
 
     Args:
-        topic: a name, of a topic or an exchange.
-        name: of the argument.
+        topic: name of a topic or an exchange.
+        name: name of the argument, for the error.
 
     Raises:
-        ConfigError: it is empty or too long, has a blank or a character that does not
-            print, or is no name of a node.
-        TypeError: it is no text.
+        ConfigError: it is empty or too long, has a blank or an unprintable character,
+            or cannot be the name of a node.
+        TypeError: it is not a str.
     """
     require_text(name, topic)
     if not is_safe_topic(topic) or not is_legal_step(topic):
@@ -139,14 +132,15 @@ def check_topic(topic: str, name: str = "topic") -> None:
 
 
 def near_topics(topic: str, known: Collection[str]) -> str:
-    """Return words for an error that names a topic that there is not.
+    """Return the end of the text of an error about a topic that does not exist.
 
     Args:
         topic: the requested name.
-        known: names of topics that there are.
+        known: names of existing topics.
 
     Returns:
-        The nearest names, and the command that makes the topic, if it can be made.
+        The nearest names, and the command that creates the topic, or why it cannot be
+        created.
     """
     near = difflib.get_close_matches(topic, sorted(set(known) - {topic}))
     meant = f"did you mean {', '.join(near)}? " if near else ""
@@ -164,11 +158,11 @@ def _may_be_topic(name: str) -> bool:
 
 
 def check_topics(topics: Collection[str]) -> tuple[str, ...]:
-    """Return topic names, sorted, each once.
+    """Check topic names; return them sorted, without repetitions.
 
     Raises:
-        ConfigError: there is none, or one that no broker takes.
-        TypeError: it is no list, or one of them is no text.
+        ConfigError: there is none, or no broker accepts one of them.
+        TypeError: it is not a collection, or one of them is not a str.
     """
     require_names("topics", topics)
     for topic in topics:
@@ -183,7 +177,7 @@ def check_topics(topics: Collection[str]) -> tuple[str, ...]:
 
 
 def split_topics(topics: Topics) -> tuple[tuple[str, ...], tuple[TopicPattern, ...]]:
-    """Return names and patterns of topics, as given; raises as `check_topics`."""
+    """Return the names and the patterns of topics; raises as `check_topics`."""
     if isinstance(topics, TopicPattern):
         return (), (topics,)
     if isinstance(topics, str | bytes) or not isinstance(topics, Collection):
@@ -198,15 +192,16 @@ def split_topics(topics: Topics) -> tuple[tuple[str, ...], tuple[TopicPattern, .
 def fixed_partitions(
     topics: Collection[str], names: Collection[str | TopicPartition]
 ) -> tuple[TopicPartition, ...]:
-    """Return the named partitions of each topic.
+    """Return the given partitions of the topics, sorted, without repetitions.
 
     Args:
         topics: topic names.
-        names: partitions of these topics; or `b-p`, broker id and number, of each.
+        names: partitions of these topics; or names like `0-3`, broker id and number,
+            for that partition of each topic.
 
     Raises:
-        ConfigError: no name, one that is none, or a partition of another topic.
-        TypeError: it is no list, or one of them is neither.
+        ConfigError: there is none, a name is invalid, or one is of another topic.
+        TypeError: it is not a collection, or one of them has another type.
     """
     require_list("partitions", names)
     if not names:
@@ -221,16 +216,15 @@ def fixed_partitions(
 
 
 def as_partition(value: object, topics: Collection[str]) -> TopicPartition:
-    """Return the partition that an argument names.
+    """Return the partition given by an argument.
 
     Args:
-        value: a partition, or its name within the topic such as `0-3`: broker id and
-            number.
+        value: a partition, or a name like `0-3`: broker id and number.
         topics: the topics of the call; a name needs exactly one.
 
     Raises:
-        ConfigError: a text that names no partition, or there are several topics.
-        TypeError: another type.
+        ConfigError: the name is invalid, or there is not exactly one topic.
+        TypeError: it is of another type.
     """
     if isinstance(value, TopicPartition):
         return value
@@ -248,25 +242,25 @@ def as_partition(value: object, topics: Collection[str]) -> TopicPartition:
 
 
 def member_id(host: str, chance: object) -> str:
-    """Return a member's name as MetaQ makes it: `<host>-<pid>-<chance>`.
+    """Return a member's name in MetaQ's form: `<host>-<pid>-<chance>`.
 
     Args:
-        host: this machine's address.
-        chance: a text that no other consumer has.
+        host: address of this machine.
+        chance: a text that is unique among consumers.
     """
     return f"{host}-{os.getpid()}-{chance}"
 
 
 def broadcast_group(group: str, host: str) -> str:
-    """Return the group that a machine has for itself: `<group>-<host>`.
+    """Return the name of a machine's own group: `<group>-<host>`.
 
     Args:
         group: name of the group on all machines.
-        host: this machine's address; dots and colons become dashes.
+        host: address of this machine; dots and colons become dashes.
 
     Raises:
-        ConfigError: the machine has no address but loopback: all such machines would be
-            one group, and each would get a part of the messages.
+        ConfigError: it is a loopback address: all such machines would share one group,
+            and each would get only a part of the messages.
     """
     if ip_address(host).is_loopback:
         raise ConfigError(
@@ -278,7 +272,7 @@ def broadcast_group(group: str, host: str) -> str:
 
 
 def name_some(partitions: Collection[TopicPartition]) -> str:
-    """Return the names of partitions for a line of text: a few, and how many more."""
+    """Return the sorted partitions for a line of text: a few, and how many more."""
     return name_few(list(map(str, sorted(partitions))))
 
 
@@ -292,12 +286,12 @@ def name_few(names: Sequence[str]) -> str:
 
 
 def parse_address(text: str) -> BrokerAddress:
-    """Return the address that `host:port` or `meta://host:port` says.
+    """Return the address of a text `host:port` or `meta://host:port`.
 
     Raises:
         ConfigError: it is neither.
     """
-    # Bytes of a command line that are no UTF-8 do not print, and are refused.
+    # This also refuses undecodable bytes of a command line, which are unprintable.
     address = parse_broker_address(SCHEME + text.removeprefix(SCHEME))
     if address is None:
         raise ConfigError(f"broker: expected host:port, got {text!r}")
@@ -305,11 +299,11 @@ def parse_address(text: str) -> BrokerAddress:
 
 
 def parse_addresses(texts: Sequence[str]) -> list[BrokerAddress]:
-    """Return the addresses that some texts say.
+    """Return the addresses of texts, each as for `parse_address`.
 
     Raises:
-        ConfigError: one of them is none, or there is none.
-        TypeError: it is no list, or one of them is no text.
+        ConfigError: there is none, or one is invalid.
+        TypeError: it is not a collection, or one of them is not a str.
     """
     require_names("brokers", texts)
     if not texts:

@@ -1,11 +1,11 @@
 """Options of users, with defaults: the keyword arguments of the client's objects.
 
-Each field is a keyword of `Client`, `client.producer` or `client.consumer`, in both
-worlds. Times are seconds and sizes bytes, as the names say. Every queue, batch, retry
-and wait of the client is bounded by one of these fields. A value out of its range is a
-`ConfigError` that names the field; two that contradict each other are one that names
-both; a value of another type, and a name that is no option, are a `TypeError` that
-names the wanted type, or the nearest option.
+Each field is a keyword of `Client`, `client.producer`, `client.consumer` or
+`client.queue`, in both worlds. Times are in seconds and sizes in bytes, as the names
+say. These fields bound every queue, batch, retry and wait of the client. Errors:
+`ConfigError` for a value outside its range or two that contradict each other, which
+names the fields; `TypeError` for a value of another type, which names the expected
+type, or for an unknown option, which suggests the nearest one.
 """
 
 import asyncio
@@ -48,31 +48,32 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 SESSION_TIMEOUT_S_MAX: Final = (2**31 - 1) / 1000
-"""Greatest time-out for ZooKeeper: milliseconds in 32 bits, signed."""
+"""Maximum session time-out: ZooKeeper has milliseconds in a signed 32-bit integer."""
 
 Start: TypeAlias = (
     Literal["earliest", "latest"] | datetime | Offset | Mapping[TopicPartition, Offset]
 )
 """Start of a group without a committed offset: the log start, the log end, the first
-message of a time, an offset for every partition, or one for each."""
+message of a time or later, one offset for all partitions, or one for each partition."""
 
 Hook: TypeAlias = Callable[[Any, frozenset[TopicPartition]], object]
-"""Called with the consumer and partitions; in the async world it may be a coroutine
-function."""
+"""Called with the consumer and a frozenset of partitions; may be a coroutine function
+in the async world."""
 
 HOOKS: Final = ("on_assigned", "on_revoked", "on_lost")
 
 IN_FLIGHT_BATCHES_MAX: Final = 5
-"""More than that are not remembered by brokers, so they could be stored twice."""
+"""Number of batches that a broker remembers of each producer in a partition; a repeated
+older one could be stored twice."""
 
 
 LEASE_S_MAX: Final = 43_200
-"""Longest lease of a message: 12 h."""
+"""Maximum lease of a message: 12 h."""
 DELAY_S_MAX: Final = 86_400
-"""Longest delay of a returned message: 24 h."""
+"""Maximum delay of a returned message: 24 h."""
 DELIVERIES_MAX: Final = 1_000
 PREFETCH_MAX: Final = 20_000
-"""So many messages of one partition are open at most, over all workers."""
+"""Maximum number of messages of one partition with workers, over all workers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,14 +83,14 @@ class ClientOptions(ConnectionOptions):
     root: str = DEFAULT_ROOT
     """Root of MetaQ's tree in ZooKeeper."""
     session_timeout_s: float = 30.0
-    """ZooKeeper session time-out to ask for, which the server may change: how long a
-    member may be silent before its partitions go to others."""
+    """ZooKeeper session time-out to request; the server may change it. A member that is
+    silent for longer loses its partitions to others."""
     request_timeout_s: float = 10.0
-    """Bound on one question to a broker, on top of the wait of a long poll."""
+    """Maximum time of one request to a broker, in addition to a long poll's wait."""
     metadata_s: float = 30.0
     """Interval at which brokers named by address are asked for their topics."""
     close_timeout_s: float = 10.0
-    """Bound on closing a producer or the connections, when the caller gives none."""
+    """Maximum time to close a producer or the connections, if the caller gives none."""
 
     def __post_init__(self) -> None:
         check_types(self, zero=("close_timeout_s",))
@@ -107,36 +108,36 @@ class ProducerOptions:
     """Options of sending."""
 
     timeout_s: float = 30.0
-    """Bound on each send, all retries included, when the caller gives none. It outlives
-    a restart of a broker, and two failovers of a replica set."""
+    """Maximum time of each send, retries included, if the caller gives none. The
+    default is longer than a broker restart, or two failovers of a replica set."""
     linger_s: float = 0.0
-    """Time for which a batch waits for more messages while its partition is idle. With
-    0 batches still form: messages appended while others are in flight are one."""
+    """Time for which a batch waits for more messages while its partition is idle. Even
+    with 0, messages appended while others are in flight are sent as one batch."""
     batch_bytes_max: int = MIB
-    """Largest batch; a broker that announces less is given less."""
+    """Maximum size of a batch; lowered to the limit that a broker announces."""
     batch_count_max: int = 16_384
-    """Most messages in a batch; a broker that announces less is given less."""
+    """Maximum number of messages in a batch; lowered likewise."""
     in_flight_batches_max: int = 3
-    """Batches of one partition that are sent and not answered, 1..5. With 1 each put
-    to a MetaQ 1.4 broker keeps its place in the order, and so does a refused and
-    repeated batch of messages with a time, or to an exchange."""
+    """Maximum number of batches of one partition in flight, 1 to 5. 1 keeps the order
+    also at a MetaQ 1.4 broker, and when batches of delayed messages, or to an exchange,
+    are refused and sent again."""
     buffer_bytes_max: int = 64 * MIB
-    """Most bytes that are appended and not answered, over all topics."""
+    """Maximum bytes appended and not yet answered, over all topics."""
     buffer_count_max: int = 1_000_000
-    """Most messages that are appended and not answered."""
+    """Maximum number of messages appended and not yet answered, over all topics."""
     when_full: Literal["block", "raise"] = "block"
-    """Behaviour of `send_nowait` without room: wait, or raise `BufferFullError`."""
+    """With full buffer memory `send_nowait` waits, or raises `BufferFullError`."""
     retry_unknown: bool = True
-    """Send a batch again when it is in doubt. Brokers of this package
-    recognise the repetition; a MetaQ 1.4 broker stores it twice. With False the error
-    says that the outcome is unknown."""
+    """Whether a batch in doubt is sent again to a MetaQ 1.4 broker, which may store it
+    twice. If False, `OutcomeUnknownError` is raised. Brokers of this package recognise
+    a repetition, so it is always sent."""
     retry_first_s: float = 0.02
-    """Longest pause before the first repetition; doubles from there."""
+    """Maximum pause before the first retry; doubles with each further one."""
     retry_max_s: float = 1.0
-    """Longest pause between repetitions; the deadline ends them."""
+    """Maximum pause between retries, which end at the deadline."""
     transaction_timeout_s: float = 30.0
-    """Longest time of a transaction from its first message on, when the caller says
-    nothing else; then its broker rolls back what is neither prepared nor committed."""
+    """Maximum time of a transaction from its first message on, if the caller gives
+    none. Then its broker rolls it back, unless it is prepared or committed."""
 
     def __post_init__(self) -> None:
         check_types(self, zero=("linger_s",))
@@ -155,70 +156,73 @@ class ConsumerOptions:
     """Options of fetching, handling and committing."""
 
     start: Start = "earliest"
-    """Start without a committed offset: `"earliest"`, `"latest"`, a `datetime`, an
-    offset for every partition, or a mapping of partitions to offsets."""
+    """Start of a partition without a committed offset: `"earliest"`, `"latest"`, a
+    `datetime`, one offset for all partitions, or a mapping of partitions to offsets."""
     ignore_committed: bool = False
-    """Begin at `start` even where an offset is committed."""
+    """Whether to begin at `start` even if an offset is committed."""
     strategy: Literal["DEFAULT", "CONSIST"] = "DEFAULT"
-    """Division of partitions, by MetaQ's names: ranges, or consistent hashing; all
-    members of a group need the same."""
+    """Division of partitions, by MetaQ's names: ranges, or consistent hashing; must be
+    the same for all members of a group."""
     consumer_id: str | None = None
-    """Last part of the member's name, without blanks and `/`; None makes MetaQ's
+    """Last part of the member's name, without blanks and `/`. None: MetaQ's
     `<ip>-<pid>-<uuid>`."""
     commit_interval_s: float | None = 5.0
-    """Interval of commits of handled offsets, which are committed, too, before a
-    partition goes and on `close`. None: only `commit` commits, and what was handled
-    without it is delivered again."""
+    """Interval of automatic commits of handled offsets; they are also committed before
+    a partition is revoked and on `close`. None: only `commit` commits, and messages
+    handled but not committed are delivered again."""
     fetch_bytes: int = MIB
-    """Size of one get; grows for a larger message and falls back."""
+    """Size of one get; raised for a larger message, and lowered with many partitions
+    (`buffer_bytes_max` is shared)."""
     fetch_bytes_max: int = 64 * MIB
-    """Largest record that is fetched."""
+    """Maximum size of a record."""
     buffer_bytes_max: int = 16 * MIB
-    """No further get is sent at or above so many fetched bytes that were not handed
-    out, over all partitions; gets in flight still come: at most as much again, or
-    64 KiB for each partition."""
+    """Number of fetched bytes not yet handed out, over all partitions, at which no
+    further get is sent. Gets in flight may add as much again, or 64 KiB for each
+    partition."""
     buffer_count_max: int = 200_000
-    """Bound on fetched messages that were not handed out."""
+    """Number of fetched messages not yet handed out at which no further get is sent."""
     wait_s: float = 10.0
-    """Longest wait of a long poll; a broker that announces less is asked for less."""
+    """Maximum wait of a long poll; lowered to the limit that a broker announces."""
     idle_step_s: float = 0.5
-    """Without long poll: the pause after an empty get grows by so much."""
+    """Without long poll: increase of the pause after each empty get."""
     idle_max_s: float = 5.0
-    """Without long poll: longest pause after empty gets."""
+    """Without long poll: maximum pause after empty gets."""
     on_corrupt: Literal["stop", "skip"] = "stop"
     """A damaged record ends the consumer with an error that names it, or is skipped,
     logged and counted."""
     where: str | None = None
-    """Messages for which this condition is not true are counted as handled, not
-    delivered: `"tag IN ('paid', 'void') AND amount > 100"`. Brokers that announce
-    `filter` do not even send them. All members of a group have the same one."""
+    """Condition, such as `"tag IN ('paid', 'void') AND amount > 100"`. Messages for
+    which it is not true count as handled and are not delivered; brokers that announce
+    `filter` do not send them. Must be the same for all members of a group."""
     message_filter: Callable[[Message], bool] | None = None
-    """Messages for which it returns False are counted as handled, not delivered."""
+    """Messages for which it returns False count as handled and are not delivered."""
     on_expired: Literal["skip", "deliver"] = "skip"
-    """Messages that are read later than their senders' `expires_in` says are counted
-    and passed over, or delivered all the same."""
+    """Messages read after their sender's `expires_in` are skipped and counted, or
+    delivered anyway."""
     skip_repeats: bool = True
-    """Messages that this process has handled are not delivered to it again after a
-    lost session or a late rebalance; `seek` and `rollback` ask for them. What
-    was handled with `commit_interval_s=None`, or with hooks, comes again."""
+    """Whether messages handled by this process are not delivered to it again after a
+    lost session or a late rebalance, except after `seek` and `rollback`. With
+    `commit_interval_s=None`, or with hooks, they are delivered again."""
     duplicate_ids: DuplicateIds | None = None
-    """Cache in which members of a group share the ids of handled messages: a message
-    whose id is there counts as handled and is not delivered. None: none."""
+    """Cache of the ids of handled messages, which members of a group may share. A
+    message whose id it has counts as handled and is not delivered. None: no cache."""
     revoke_timeout_s: float = 30.0
-    """Time for which a rebalance waits for a message being handled and, after it, for
-    `on_revoked`; then the partition goes, and a late commit is refused."""
+    """Maximum time, in total, for which a rebalance waits for a message being handled
+    and then for `on_revoked`. Then the partition is released, and a late commit is
+    refused."""
     on_assigned: Hook | None = None
-    """Called with the consumer and a frozenset of partitions before the first of their
-    messages is handed out; may `seek`."""
+    """Called with the consumer and a frozenset of partitions before their first
+    messages are handed out; may `seek`."""
     on_revoked: Hook | None = None
-    """Called before partitions go to another member, or `close`; they are ours still,
-    and it may `commit`. If it raises, or is late, nothing more of them is committed."""
+    """Called before partitions are released, in a rebalance or on `close`; may
+    `commit`. If it raises or is late, no more offsets of them are committed."""
     on_lost: Hook | None = None
-    """Called with partitions that went without `on_revoked`, or during it: the session
-    was lost, or the time was over. `commit` raises `OwnershipLostError` in it."""
+    """Called with partitions that were lost without `on_revoked`, or during it, because
+    the session was lost or the time was over. In it, `commit` raises
+    `OwnershipLostError`."""
     watchdog_s: float | None = 60.0
-    """No progress for so long although there is data and a free worker: an error.
-    Counts as twice `idle_max_s` at least. None trusts that it never happens."""
+    """Time without progress, although there is data and a free worker, after which the
+    consumer fails; at least twice `idle_max_s`. None: no check."""
 
     def __post_init__(self) -> None:
         check_types(self, zero=("wait_s", "revoke_timeout_s"))
@@ -248,41 +252,41 @@ class ConsumerOptions:
 class QueueOptions:
     """Options of a worker, and of its queue group.
 
-    Those that may be None are the group's: the first worker defines it, and another one
-    need not repeat them. One that says something else is refused.
+    Options that may be None belong to the group: the first worker defines it. Later
+    workers need not repeat them; a worker with different ones is refused.
     """
 
     prefetch: int = 32
-    """Most messages of each broker that are here and not settled; more are taken when
-    half of them are. With `run` at least `concurrency`. 1: a busy worker holds none
-    that another one could handle."""
+    """Maximum number of unsettled messages of each broker in this worker; more are
+    taken once half of them are settled. `run` raises it to `concurrency`. With 1, a
+    busy worker holds no message that another one could handle."""
     prefetch_bytes: int = 4 * MIB
-    """Most bytes of them; one message may be larger."""
+    """Maximum bytes of these messages; a single message may be larger."""
     handle_s_max: float = 1800.0
-    """A lease is renewed for so long, from the moment when its message was handed out,
-    or came and waits. Then it ends, and another worker gets the message."""
+    """Maximum time for which a lease is renewed, counted from when its message was
+    handed out, or from its arrival if it still waits. Then another worker gets it."""
     lease_s: float | None = None
-    """Time for which a message is its worker's, unless that renews it, 1 s to 12 h. Of
-    a new group: 30 s."""
+    """Time for which a worker has a message, unless it renews the lease, 1 s to 12 h.
+    In a new group: 30 s."""
     deliveries_max: int | None = None
-    """Deliveries of a message after which it is given up, 1 to 1,000. Of a new
+    """Number of deliveries after which a message is given up, 1 to 1,000. In a new
     group: 16."""
     then: Literal["dead_letter", "drop"] | None = None
     """A message that is given up or rejected becomes a dead letter, or is dropped. A
     new group needs this, or `dead_letter_topic`."""
     dead_letter_topic: str | None = None
-    """Topic of the dead letters, which exists; says `then="dead_letter"`."""
+    """Topic of the dead letters, which must exist; implies `then="dead_letter"`."""
     retry_delays_s: Sequence[float] | None = None
-    """Delays after a nack that names none, by the number of deliveries so far; the last
-    one repeats, and () is none. Of a new group: 1, 5, 30 and 120 s."""
+    """Delay of a nack without a delay, after the first, second, ... delivery; the last
+    value repeats, and () means no delay. In a new group: 1, 5, 30 and 120 s."""
     ordered_by: Literal["key"] | None = None
-    """One message of each key at a time, in order, over all workers. Of a new group:
-    in any order."""
+    """Deliver messages of a key one at a time, in order, over all workers. In a new
+    group: in any order."""
     start: Literal["earliest", "latest"] | None = None
-    """Start of a new group: the log start, unless it says `"latest"`."""
+    """Start of a new group: the log start, or with `"latest"` the log end."""
     where: str | None = None
-    """Filter (docs/messaging.md): a message that does not match is no message of the
-    group. `metaq queues alter` changes it. Of a new group: all messages."""
+    """Filter (docs/messaging.md): messages that do not match are not delivered. `metaq
+    queues alter` changes it. In a new group: all messages."""
 
     def __post_init__(self) -> None:
         check_types(self, zero=())
@@ -306,7 +310,7 @@ class QueueOptions:
             check_delay("retry_delays_s", delay_s)
 
     def definition(self) -> dict[str, object]:
-        """Return what they say of the group, by the names of its definition."""
+        """Return the group's options that are set, by their names in its definition."""
         delays_s, lease_s = self.retry_delays_s, self.lease_s
         wanted = {
             "lease_ms": None if lease_s is None else int(lease_s * 1000),
@@ -324,10 +328,13 @@ class QueueOptions:
 
 
 def check_filter(text: Any) -> None:
-    """Refuse a text that is no filter; None is none.
+    """Refuse a filter that cannot be parsed; None is accepted.
 
-    The first one on an event loop is only looked at by `load_filter`: to load the
-    parser would hold up the loop.
+    On an event loop without a loaded parser the filter is not checked, because loading
+    the parser would block the loop; `load_filter` checks it later.
+
+    Raises:
+        FilterError, TypeError: as `parse_filter`.
     """
     if text is None:
         return
@@ -344,7 +351,7 @@ def _is_on_loop() -> bool:
 
 
 async def load_filter(text: str | None) -> Filter | None:
-    """Return the filter of a text; the parser is loaded on another thread.
+    """Return the parsed filter; the parser is loaded on another thread.
 
     Raises:
         FilterError, TypeError: as `parse_filter`.
@@ -357,10 +364,11 @@ async def load_filter(text: str | None) -> Filter | None:
 
 
 def check_lease(name: str, value: float | None) -> None:
-    """Refuse a time that no lease can have; None is no time.
+    """Refuse a lease outside 1 s to 12 h; None is accepted.
 
     Raises:
-        TypeError, ConfigError: not from 1 s to 12 h.
+        TypeError: it is not a number.
+        ConfigError: it is out of range.
     """
     if value is not None:
         check_seconds(name, value)
@@ -369,10 +377,11 @@ def check_lease(name: str, value: float | None) -> None:
 
 
 def check_delay(name: str, value: float) -> None:
-    """Refuse a time that no returned message can wait.
+    """Refuse a delay of a returned message outside 0 to 24 h.
 
     Raises:
-        TypeError, ConfigError: not from 0 to 24 h.
+        TypeError: it is not a number.
+        ConfigError: it is out of range.
     """
     check_seconds(name, value)
     if value > DELAY_S_MAX:
@@ -380,7 +389,7 @@ def check_delay(name: str, value: float) -> None:
 
 
 def takes_options(kind: type[object]) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Have a function that takes `**options` name them: in its help and its errors.
+    """Decorate a function with `**options` so that its help and errors name them.
 
     Args:
         kind: the dataclass whose fields are the options.
@@ -400,17 +409,18 @@ def takes_options(kind: type[object]) -> Callable[[Callable[P, R]], Callable[P, 
 
 
 def names_arguments(function: Callable[P, R]) -> Callable[P, R]:
-    """Have a call name itself where arguments are missing, or by another name."""
+    """Decorate a method so that errors about its arguments name it."""
     return with_signature(function, inspect.signature(function), function.__doc__)
 
 
 def with_signature(
     function: Callable[..., R], signature: inspect.Signature, text: str | None
 ) -> Callable[..., R]:
-    """Return a function with these arguments and this text, which its errors name.
+    """Return a method with this signature and docstring; its errors name the method.
 
-    The first one is the object. Wrong arguments are looked for at a failure, but for a
-    function that takes any name: a call that is right pays next to nothing.
+    The first argument is the object. Arguments are checked only after a TypeError, so
+    that correct calls cost almost nothing; if the function has `**keywords`, names are
+    checked first.
     """
     names = {*list(signature.parameters)[1:]}
     kinds = {each.kind for each in inspect.signature(function).parameters.values()}
@@ -443,9 +453,9 @@ def with_signature(
 
 
 def no_option(title: str, name: str, names: Collection[str]) -> TypeError:
-    """Return the error of a call, named by its title, with an argument that it lacks.
+    """Return the error for an unknown argument of the call with this title.
 
-    The text has our name for it, the nearest of `names`, or all of them.
+    It suggests our name for it, the nearest of `names`, or lists all of them.
     """
     ours = OURS.get(name.replace(".", "_"))
     if ours is not None:
@@ -460,21 +470,13 @@ def _listed(names: Collection[str]) -> str:
 
 
 def check_callable(name: str, value: object) -> None:
-    """Refuse a value that cannot be called.
-
-    Raises:
-        TypeError: it cannot.
-    """
+    """Raise TypeError if a value cannot be called."""
     if not callable(value):
         raise wrong_type(name, "a function", value)
 
 
 def check_methods(name: str, value: object, protocol: type) -> None:
-    """Refuse a value that is no object with the methods of a protocol.
-
-    Raises:
-        TypeError: it lacks one, or is a class.
-    """
+    """Raise TypeError unless a value is an instance with the methods of a protocol."""
     methods = [each for each in vars(protocol) if not each.startswith("_")]
     lacks = [each for each in methods if not callable(getattr(value, each, None))]
     if lacks or isinstance(value, type):
@@ -482,11 +484,11 @@ def check_methods(name: str, value: object, protocol: type) -> None:
 
 
 def check_plain_function(name: str, value: object) -> None:
-    """Refuse a value that cannot be called, or does nothing when it is.
+    """Refuse a value that is not a function which does its work when called.
 
     Raises:
         TypeError: it cannot be called.
-        ConfigError: a call only returns a coroutine or an iterator.
+        ConfigError: it is a coroutine function, or a generator function.
     """
     check_callable(name, value)
     call = getattr(value, "__call__", None)  # noqa: B004  # of an object that is called
@@ -506,11 +508,15 @@ _TYPES: Final = {bool: "True or False", str: "str"}
 
 
 def check_types(options: Any, *, zero: Collection[str]) -> None:
-    """Refuse values of another type, and numbers not above 0; `zero` may be 0.
+    """Refuse values of the wrong type, and numbers below the minimum.
+
+    Args:
+        options: a dataclass object; its field types are the expected types.
+        zero: fields that may be 0; other numbers must be positive.
 
     Raises:
         TypeError: a value is of another type than its field.
-        ConfigError: a number is out of range, or a text is none of the choices.
+        ConfigError: a number is out of range, or a text is not one of the choices.
     """
     for field in fields(options):
         value, name, kind = getattr(options, field.name), field.name, field.type
@@ -531,10 +537,10 @@ def check_types(options: Any, *, zero: Collection[str]) -> None:
 def check_order(
     options: object, low: str, high: str, *, may_be_equal: bool = True
 ) -> None:
-    """Refuse two numbers that contradict each other.
+    """Refuse two options of which the lower bound is above the upper one.
 
     Raises:
-        ConfigError: the low one is above the high one, or equal where it may not be.
+        ConfigError: `low` is above `high`, or equal without `may_be_equal`.
     """
     one, other = getattr(options, low), getattr(options, high)
     if one > other or (one == other and not may_be_equal):
@@ -543,18 +549,18 @@ def check_order(
 
 
 def check_start(start: object, name: str = "start") -> None:
-    """Refuse a value that is no start of any partition; errors begin with the name.
+    """Refuse a value that is not a `Start`; errors begin with the name.
 
     Raises:
-        TypeError: it is none of `Start`.
-        ConfigError: a text is no start, or an offset of it is none.
+        TypeError: it is of another type.
+        ConfigError: the text, the offset, one of the offsets or the time is invalid.
     """
     if isinstance(start, str):
         _check_choice(name, start, ("earliest", "latest"))
     elif isinstance(start, Mapping):
         for partition, offset in start.items():
             if not isinstance(partition, TopicPartition):
-                # It would never be looked up, and reading begin at the log start.
+                # Such a key would be ignored: reading would begin at the log start.
                 raise wrong_type(name, "TopicPartition(...) as key", partition)
             check_offset(f"{name} of {partition}", offset)
     elif isinstance(start, int) and not isinstance(start, bool):
@@ -577,7 +583,7 @@ def _check_choice(name: str, value: object, choices: Collection[str]) -> None:
 
 
 class ClientKeywords(TypedDict, total=False):
-    """`ClientOptions` as keyword arguments; see there."""
+    """Keyword arguments of `ClientOptions`."""
 
     root: str
     session_timeout_s: float
@@ -593,7 +599,7 @@ class ClientKeywords(TypedDict, total=False):
 
 
 class ProducerKeywords(TypedDict, total=False):
-    """`ProducerOptions` as keyword arguments; see there."""
+    """Keyword arguments of `ProducerOptions`."""
 
     timeout_s: float
     linger_s: float
@@ -610,7 +616,7 @@ class ProducerKeywords(TypedDict, total=False):
 
 
 class ConsumerKeywords(TypedDict, total=False):
-    """`ConsumerOptions` as keyword arguments; see there."""
+    """Keyword arguments of `ConsumerOptions`."""
 
     start: Start
     ignore_committed: bool
@@ -638,7 +644,7 @@ class ConsumerKeywords(TypedDict, total=False):
 
 
 class QueueKeywords(TypedDict, total=False):
-    """`QueueOptions` as keyword arguments; see there."""
+    """Keyword arguments of `QueueOptions`."""
 
     prefetch: int
     prefetch_bytes: int

@@ -1,6 +1,6 @@
-"""The public names of the client library; `metaq.client` has them all.
+"""The public names of the client library; `metaq.client` exports them.
 
-`as` says that a name is exported.
+`as` marks a name as exported.
 """
 
 # ruff: noqa: PLC0414  # that is what the aliases are for

@@ -1,8 +1,8 @@
-"""A client: one ZooKeeper session, one connection per broker, and its objects.
+"""A client: one ZooKeeper session, one connection per broker, and the objects it makes.
 
-Everything of one client runs on one event loop. It is made by the user, starts when
-its `async with` block is entered, and closes the objects made from it, consumers first:
-they commit. Source: docs/metaq-1.4/client.md 6.
+Everything of a client runs on one event loop. The user creates it; entering its
+`async with` block starts it. Closing it closes all objects made from it, consumers
+first, because their handlers may still send. Source: docs/metaq-1.4/client.md 6.
 """
 
 import asyncio
@@ -85,18 +85,18 @@ from metaq.zk.session import Coordinator
 C = TypeVar("C", bound=Closable)
 
 FIRST_TURNS: Final = 2**32
-"""Number of beginnings of round robin to choose from: many more than partitions."""
+"""Number of possible starts of the round robin: many more than partitions."""
 
 CoordinatorFactory = Callable[[Clock], Coordinator]
-"""Makes a coordinator on the client's loop; for tests without ZooKeeper."""
+"""Creates a coordinator on the client's loop; for tests without ZooKeeper."""
 
 
 class AsyncClient(AsyncBrowsing):
-    """The way in: `async with AsyncClient("127.0.0.1:2181") as client`.
+    """Connects to a cluster: `async with AsyncClient("127.0.0.1:2181") as client`.
 
     Everything is called on the event loop that entered the block; on another one it
-    raises `ClosedError`. A client, and any object made from it, belongs to the process
-    that made it: after a fork the child makes its own.
+    raises `ClosedError`. A client and its objects belong to one process: after a fork
+    the child creates its own.
     """
 
     @takes_options(ClientOptions)
@@ -110,21 +110,21 @@ class AsyncClient(AsyncBrowsing):
         chance: Callable[[], float] | None = None,
         **options: Unpack[ClientKeywords],
     ) -> None:
-        """Prepare a client; nothing is connected before the block is entered.
+        """Create a client; it connects when its block is entered.
 
         Args:
             zookeeper: `host:port[,host:port...]`, where brokers register.
-            brokers: `host:port` of each broker, to do without ZooKeeper: no groups,
-                and a broker that moves is not found.
-            coordinator: in place of an address, a substitute for ZooKeeper.
+            brokers: `host:port` of each broker, to work without ZooKeeper: without
+                groups, and without finding a broker that moves.
+            coordinator: creates a substitute for ZooKeeper, instead of an address.
             clock: time, for tests.
-            chance: returns a random number in [0, 1): where the round robin of each
-                producer begins; None takes `random.random`.
+            chance: returns a random number in [0, 1), for the start of each producer's
+                round robin; None takes `random.random`.
             options: fields of `ClientOptions`.
 
         Raises:
-            ConfigError: not exactly one of the three ways to find brokers, or an
-                address that is none.
+            ConfigError: not exactly one of the three ways to find brokers is given, or
+                an address is invalid.
         """
         ways = sum(way is not None for way in (zookeeper, brokers, coordinator))
         if ways != 1:
@@ -162,7 +162,7 @@ class AsyncClient(AsyncBrowsing):
     # -- life -------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Begin to connect; `async with` calls it. Does not wait for a connection.
+        """Begin to connect; `async with` calls it. It does not wait for a connection.
 
         Raises:
             ClosedError: it was started before.
@@ -200,7 +200,7 @@ class AsyncClient(AsyncBrowsing):
         await metadata.start()
 
     def require_new(self) -> None:
-        """Raise when the client was started before.
+        """Check that the client was not started before.
 
         Raises:
             ClosedError: it was.
@@ -211,14 +211,14 @@ class AsyncClient(AsyncBrowsing):
     async def close(self, timeout: float | None = None) -> None:
         """Close producers and consumers, then the connections.
 
-        Consumers leave their groups, as the `close` of each says; then producers send
-        their messages. Calling it again is harmless; a call during the first one waits
-        for that.
+        Consumers leave their groups, then producers send their messages, each as its
+        `close` says. Calling it again is harmless; a call during the first one waits
+        for it.
 
         Args:
-            timeout: seconds that all of it may take; everything is closed at the end,
-                as the `close` of each says. None gives each the time of its own
-                `close`, and the connections `close_timeout_s`.
+            timeout: seconds in all; then everything is closed without waiting longer.
+                None: each object has the time of its own `close`, and the connections
+                `close_timeout_s`.
 
         Raises:
             ClosedError: this is not the client's event loop; nothing is closed.
@@ -227,7 +227,7 @@ class AsyncClient(AsyncBrowsing):
         """
         check_timeout(timeout)
         if os.getpid() != self._pid:
-            return  # what the parent shares with this fork of it stays open
+            return  # a fork leaves the parent's connections open
         if self._loop is not None and not self._is_closed:
             require_loop(self._loop, self)
         self._is_closed = True
@@ -244,7 +244,7 @@ class AsyncClient(AsyncBrowsing):
 
     async def _close(self, deadline_s: float | None) -> None:
         children, self._children = [*self._children, *self._closed], []
-        # Consumers first: a handler that is at work may still want to send.
+        # Consumers first: a running handler may still send.
         kinds = (AsyncConsumer, AsyncQueue)
         consumers = [one for one in children if isinstance(one, kinds)]
         others = [one for one in children if one not in consumers]
@@ -257,8 +257,8 @@ class AsyncClient(AsyncBrowsing):
             raise
         finally:
             if self._context is not None:
-                # What is left open is closed by the end of the loop, at once with the
-                # generators around it: closing has to be done by then.
+                # Close the consumers of open `browse` iterators: the end of the loop
+                # closes such generators all at once, and would be too late.
                 now_s = self.clock.monotonic_s()
                 await close_all([*self._context.followers], now_s, self.clock)
                 await self._context.disconnect(deadline_s)
@@ -290,7 +290,8 @@ class AsyncClient(AsyncBrowsing):
         """The client's parts, for objects built over them.
 
         Raises:
-            ClosedError: the client was not started, or this is a fork of its process.
+            ClosedError: the client was not started, is closed, or this process is a
+                fork.
         """
         if os.getpid() != self._pid:
             raise ClosedError(
@@ -304,7 +305,7 @@ class AsyncClient(AsyncBrowsing):
         return self._context
 
     def _require_context(self) -> ClientContext:
-        """Return the client's parts, on its event loop alone; raises as `_parts`."""
+        """Return the client's parts; raises as `_parts`, and on another event loop."""
         context = self._parts
         assert self._loop is not None
         require_loop(self._loop, self)
@@ -316,11 +317,11 @@ class AsyncClient(AsyncBrowsing):
     def producer(
         self, *, selector: Selector | None = None, **options: Unpack[ProducerKeywords]
     ) -> AsyncProducer:
-        """Return a producer, ready to send; closed with the client at the latest.
+        """Return a producer that is ready to send; the client's `close` closes it.
 
         Args:
-            selector: chooses partitions; None goes by the key of messages that have
-                one, and round robin with the others, from a partition by chance on.
+            selector: chooses partitions; None: by the key, or round robin from a random
+                partition for messages without one.
             options: fields of `ProducerOptions`.
         """
         return self._adopt(self._make_producer(ProducerOptions(**options), selector))
@@ -338,19 +339,19 @@ class AsyncClient(AsyncBrowsing):
         """Return a producer that keeps order over outages; see `ordered_producer.py`.
 
         Args:
-            topic: where all its messages go.
-            partitions: the topic's layout, fixed for ever: `"0:4;1:4"` for four
-                partitions on each of the brokers 0 and 1, or `["0-0", "0-1"]`.
-            directory: where messages wait that cannot be sent; one process at a time.
-            selector: chooses among the layout; None goes by the key.
+            topic: topic of all its messages.
+            partitions: layout of the topic, which must never change: `"0:4;1:4"` for
+                four partitions on each of the brokers 0 and 1, or `["0-0", "0-1"]`.
+            directory: stores messages that cannot be sent yet; one process at a time.
+            selector: chooses partitions of the layout; None: by the key.
             options: fields of `ProducerOptions`; `in_flight_batches_max` is always 1.
 
         Raises:
-            ConfigError: the layout says nothing.
+            ConfigError: the layout is invalid.
         """
         if selector is not None:
             check_plain_function("selector", selector)
-        # Messages in flight from a cancelled send are not to be overtaken.
+        # A batch must not overtake one in flight, even one of a cancelled send.
         settings = replace(ProducerOptions(**options), in_flight_batches_max=1)
         producer = AsyncOrderedProducer(
             self._require_context(),
@@ -372,17 +373,17 @@ class AsyncClient(AsyncBrowsing):
         selector: Selector | None = None,
         **options: Unpack[ProducerKeywords],
     ) -> AsyncXa:
-        """Return what runs XA transactions; closed with the client at the latest.
+        """Return an object for XA transactions; the client's `close` closes it.
 
         Args:
-            qualifier: names this program to the brokers, with which it finds its
-                prepared transactions after a restart: the same then, and that of no
-                other program. No blank, no colon.
+            qualifier: identifies this program at the brokers, so that it finds its
+                prepared transactions after a restart: always the same, and not that of
+                another program. Without blanks and colons.
             selector: as in `producer`.
             options: fields of `ProducerOptions`.
 
         Raises:
-            ConfigError: the qualifier is none.
+            ConfigError: the qualifier is invalid.
         """
         check_qualifier(qualifier)
         producer = self._make_producer(ProducerOptions(**options), selector)
@@ -393,16 +394,17 @@ class AsyncClient(AsyncBrowsing):
     def exchange(
         self, name: str, *, mandatory: bool = True, **options: Unpack[ProducerKeywords]
     ) -> AsyncExchange:
-        """Return what sends to an exchange; closed with the client at the latest.
+        """Return an object that sends to an exchange; the client's `close` closes it.
 
         Args:
-            name: of the exchange.
-            mandatory: a message that no binding matches is an `UnroutableError`. False:
-                it goes to the exchange's alternate topic, or is dropped.
+            name: name of the exchange.
+            mandatory: whether a message that no binding matches is an
+                `UnroutableError`. If False, it goes to the exchange's alternate topic,
+                or is dropped.
             options: fields of `ProducerOptions`.
 
         Raises:
-            ConfigError: no exchange can have this name.
+            ConfigError: the name is invalid.
         """
         check_topic(name)
         if not isinstance(mandatory, bool):
@@ -424,7 +426,7 @@ class AsyncClient(AsyncBrowsing):
             options,
             producer_id=uuid.uuid4().hex,
             selector=selector,
-            # Producers of one message each would all send it to the same partition.
+            # Random: else producers that each send one message use one partition only.
             first_turn=int(self._chance() * FIRST_TURNS),
             is_mandatory=is_mandatory,
         )
@@ -447,19 +449,19 @@ class AsyncClient(AsyncBrowsing):
         Args:
             group: consumer group; its members share the partitions.
             topics: topic names, a `TopicPattern`, or a list of both.
-            partitions: read these, of each topic where they are names like `0-1`, and
-                share them with no member; None has the group share all of them. Not
-                with patterns.
-            broadcast: every machine reads everything: the group is named
+            partitions: partitions to read without sharing them; names like `0-1` mean
+                those of each topic. None: the group shares all partitions. Not for
+                patterns.
+            broadcast: whether every machine reads everything: the group is named
                 `<group>-<address of the machine>`. Consumers of one machine share.
-            offsets: where offsets are committed; None takes ZooKeeper, the file
-                `~/.meta_offsets` for a broadcast, or memory for a client of named
-                brokers.
+            offsets: offset store; None: ZooKeeper, for a broadcast the file
+                `~/.meta_offsets`, or memory for a client of named brokers.
             options: fields of `ConsumerOptions`.
 
         Raises:
-            ConfigError: a name that MetaQ does not accept, no store of offsets, or a
-                broadcast on a machine without an address.
+            ConfigError: MetaQ does not accept a name, a broadcast has no home directory
+                or no address of the machine, or patterns have `partitions`.
+            TypeError: `offsets` is not an offset store.
         """
         context = self._require_context()
         settings = ConsumerOptions(**options)
@@ -486,16 +488,16 @@ class AsyncClient(AsyncBrowsing):
     def queue(
         self, topic: str, *, group: str, **options: Unpack[QueueKeywords]
     ) -> AsyncQueue:
-        """Return a worker of a queue group; it takes when its block is entered.
+        """Return a worker of a queue group; it takes messages in its block.
 
         Args:
-            topic: whose messages are handed out and settled one by one.
-            group: queue group; any number of its workers share the messages. The first
-                one defines it.
+            topic: topic whose messages are handed out and settled one by one.
+            group: queue group; any number of workers share its messages. The first one
+                defines it.
             options: fields of `QueueOptions`.
 
         Raises:
-            ConfigError: a name or an option that cannot be.
+            ConfigError: a name or an option is invalid.
         """
         context = self._require_context()
         settings = QueueOptions(**options)
@@ -522,9 +524,9 @@ class AsyncClient(AsyncBrowsing):
     ) -> bytes:
         """Send a request to the responders of a topic, and return the reply of one.
 
-        The request is a message, on disk like any other; it expires with the time-out.
-        The reply goes through the memory of a broker: at most once, up to 1 MiB. Any
-        number of requests may wait at once.
+        The request is stored like any message, and expires with the time-out. The reply
+        goes through the memory of a broker: at most once, up to 1 MiB. Any number of
+        requests may wait at once.
 
         Args:
             topic: topic that responders serve.
@@ -532,19 +534,19 @@ class AsyncClient(AsyncBrowsing):
             key: chooses the partition.
             headers: names and bytes, for the handler.
             tag: text stored as the header `tag`, for responders with `where`.
-            timeout: seconds for all of it; None takes `request_timeout_s`.
+            timeout: seconds in all; None takes `request_timeout_s`.
 
         Returns:
             The bytes that the handler returned.
 
         Raises:
             ReplyTimeoutError: no reply in time; it may have been handled.
-            ErrorReply: the handler failed; the text is that of its exception.
-            NoMailboxError: no broker of this cluster keeps replies; nothing was sent.
+            ErrorReply: the handler raised; the text is that of its exception.
+            NoMailboxError: no reachable broker has mailboxes; nothing was sent.
             ExchangeError: the topic is an exchange; nothing was sent.
             MetaqError: as `send` of a producer.
 
-        Cancellation: its reply is dropped.
+        Cancellation: the reply is dropped.
         """
         if self._requester is None or self._requester.is_closed:
             counts = self._made.requests = self._made.requests or RequestStatistics()
@@ -560,17 +562,17 @@ class AsyncClient(AsyncBrowsing):
     def responder(
         self, topic: str, *, group: str, **options: Unpack[QueueKeywords]
     ) -> AsyncResponder:
-        """Return what answers the requests of a topic; its `run` takes a handler.
+        """Return an object that answers requests of a topic; its `run` takes a handler.
 
         Args:
             topic: topic of the requests.
-            group: queue group; each request is handled by one of its members. A new
-                one drops what it gives up, unless the options say something else.
-            options: fields of `QueueOptions`. `prefetch` is 1 here: no request waits
-                for a busy member while another is free.
+            group: queue group; one of its workers handles each request. A new group
+                drops requests that are given up, unless the options say otherwise.
+            options: fields of `QueueOptions`. The default of `prefetch` is 1 here, so
+                that no request waits for a busy worker while another is free.
 
         Raises:
-            ConfigError: a name or an option that cannot be.
+            ConfigError: a name or an option is invalid.
         """
         if options.get("dead_letter_topic") is None:
             options.setdefault("then", "drop")
@@ -581,13 +583,13 @@ class AsyncClient(AsyncBrowsing):
     # -- the rest ----------------------------------------------------------------------
 
     def admin(self) -> AsyncAdmin:
-        """Return the object that makes, alters, deletes and describes topics."""
+        """Return an object that administers topics, groups, exchanges and brokers."""
         return AsyncAdmin(self._require_context())
 
     def statistics(self) -> ClientStatistics:
         """Return a snapshot of the counters of the client and its objects.
 
-        From any thread, without a request. `metrics.py` exports it.
+        Callable from any thread; makes no request. `metrics.py` exports it.
 
         Raises:
             ClosedError: the client is not running, or this is a fork of its process.
@@ -601,9 +603,10 @@ class AsyncClient(AsyncBrowsing):
             await self.admin().create_topic(topic, partitions=1, timeout=timeout)
 
     def _adopt(self, child: C) -> C:
-        """Return what is to be closed with the client; what is closed already may go.
+        """Return an object, after noting that the client's `close` has to close it.
 
-        A close that is under way keeps its object alive, and is waited for.
+        Closed objects are kept weakly: while a `close` runs it keeps its object alive,
+        and the client's `close` waits for it.
         """
         self._closed.update(one for one in self._children if one.is_closed)
         alive = [one for one in self._children if not one.is_closed]
@@ -617,7 +620,7 @@ def context_of(client: AsyncClient) -> ClientContext:
     Raises:
         ClosedError: it was not started, is closed, or belongs to another process.
     """
-    return client._parts  # noqa: SLF001  # the door for rooms of ours, not for users
+    return client._parts  # noqa: SLF001  # access for our packages, not for users
 
 
 BROADCAST_FILE: Final = "~/.meta_offsets"
@@ -631,7 +634,7 @@ def _make_source(
     partitions: Collection[str | TopicPartition] | None,
     options: ConsumerOptions,
 ) -> PartitionSource:
-    """Return the source of a consumer's partitions: named ones, all, or its group's."""
+    """Return a consumer's source of partitions: given ones, all, or its group's."""
     if partitions is not None:
         if topics.patterns:
             raise ConfigError(
@@ -656,13 +659,13 @@ def make_store(context: ClientContext, *, is_broadcast: bool) -> OffsetStore:
     """Return the default offset store.
 
     Raises:
-        ConfigError: in a file below the user's home, and there is none.
+        ConfigError: it is a file in the user's home directory, which does not exist.
     """
     if is_broadcast:
         try:
             path = Path(BROADCAST_FILE).expanduser()
         except RuntimeError as error:
-            # A container's user without a name, say.
+            # For example, a user of a container without a name.
             raise ConfigError(
                 f"broadcast: offsets are kept in {BROADCAST_FILE}, and this user has no"
                 " home directory; name another place with offsets=FileOffsets(...)"

@@ -1,8 +1,8 @@
-"""The spool: messages kept on the local disk until they are taken.
+"""The spool: messages kept on the local disk until they are removed.
 
-One directory, one file, one owner (the directory is locked). A message is on disk when
-`append` returns, and gone for good when `remove` returns. Messages come out in the
-order in which they went in.
+One directory, one file, one owner (the directory is locked). Messages are kept in the
+order of their addition. A message is on disk when `append` returns, and its removal
+when `remove` returns.
 
     name: spool, a file of frames (`fs/frame_file.py`), magic MQ-SPOOL
 
@@ -11,12 +11,12 @@ order in which they went in.
           | topic length u32 | text length i32 | topic | text | data |
           text length n >= 0: n bytes, the attribute; -1: no attribute;
           n <= -2: -2 - n bytes, key, headers and attribute (`record/flags.py`)
-    body of kind 2, messages removed:  u64 numbers
+    body of kind 2, removed messages:  u64 numbers
 
 Big-endian; texts are UTF-8. The number of a frame is that of its message.
 
-Removed messages stay in the file until they are the larger part of it; then the rest is
-written to a new file, which replaces the old one.
+Removed messages stay in the file until they are the larger part of it. Then the others
+are written to a new file, which replaces it.
 """
 
 import logging
@@ -54,8 +54,7 @@ MESSAGE: Final = Struct(">iiqqqIi")
 SPOOL_BYTES_MAX: Final = SizeBytes(1 << 30)
 
 SPOOL_THREADS_MAX: Final = 8
-"""Calls of the spools of one producer, or of one run, that wait for the disk at once;
-the others wait for those."""
+"""Maximum number of concurrent disk calls for the spools of one producer or run."""
 
 COMPACT_BYTES: Final = 1 << 20
 """The file is rewritten when removed messages take so much, and half of it."""
@@ -74,9 +73,9 @@ class _Place(NamedTuple):
 
 
 class Spool:
-    """Messages on the local disk, in order. Owner: the caller.
+    """Messages on the local disk, in order. Owned by its creator.
 
-    Concurrency: any thread; calls follow each other. All of them block on the disk.
+    Concurrency: any thread; a lock serialises the calls, which block on the disk.
     """
 
     def __init__(
@@ -87,17 +86,17 @@ class Spool:
         size_bytes_max: SizeBytes = SPOOL_BYTES_MAX,
         compact_bytes: int = COMPACT_BYTES,
     ) -> None:
-        """Open the spool of a directory, made if it is missing, and repair its tail.
+        """Open the spool of a directory, creating it if it is missing; cut a torn tail.
 
         Args:
-            fs: the disk.
-            directory: its own directory.
-            size_bytes_max: `append` lets the file grow to this.
-            compact_bytes: least bytes of removed messages that are worth a new file.
+            fs: the file system.
+            directory: directory of this spool alone.
+            size_bytes_max: maximum size of the file.
+            compact_bytes: as COMPACT_BYTES.
 
         Raises:
-            LogDirLockedError: another process, or another spool of this one, has it.
-            CorruptRecordError: bytes are damaged that a crash cannot have damaged.
+            LogDirLockedError: this or another process has the spool open.
+            CorruptRecordError: there is damage that a crash cannot explain.
             StorageError: the disk refuses.
         """
         for level in (*reversed(directory.parents), directory):
@@ -123,7 +122,7 @@ class Spool:
     # -- life -------------------------------------------------------------------------
 
     def _learn(self, frame: StoredFrame) -> None:
-        """Take a whole frame at the end of the known ones."""
+        """Apply the frame that follows the known ones."""
         if frame.kind == _ADD:
             self._places[frame.number] = _Place(frame.position, frame.size)
             self._live_bytes += frame.size
@@ -134,7 +133,7 @@ class Spool:
                 self._live_bytes -= place.size if place else 0
 
     def close(self) -> None:
-        """Close the file and unlock the directory; never raises, harmless twice."""
+        """Close the file and unlock the directory. Never raises; idempotent."""
         with self._lock:
             self._file.close()
             with suppress(StorageError):
@@ -143,19 +142,19 @@ class Spool:
     # -- messages ---------------------------------------------------------------------
 
     def __len__(self) -> int:
-        """Return the number of messages in it."""
+        """Return the number of messages in the spool."""
         return len(self._places)
 
     def append(self, message: Message) -> int:
-        """Add a message after the others; it is on disk when this returns.
+        """Append a message; it is on disk on return.
 
         Returns:
-            Its number in the spool; numbers rise.
+            Its number in the spool; numbers increase.
 
         Raises:
-            NoSpaceError: no room on the disk, or within the spool's bound; a later
-                try may succeed.
-            StorageError: the disk refused, now or before; the message is in doubt.
+            NoSpaceError: the disk or the spool is full; a later try may succeed.
+            StorageError: the disk refuses, or has refused before; the message is in
+                doubt.
         """
         body = encode_message(message)
         size = FRAME.size + len(body)
@@ -204,15 +203,15 @@ class Spool:
                 self._compact()
 
     def numbers(self, count_max: int | None = None) -> list[int]:
-        """Return the numbers of the messages in it, oldest first."""
+        """Return the numbers of the messages, oldest first; at most `count_max`."""
         with self._lock:
             return list(islice(self._places, count_max))
 
     def read(self, number: int) -> Message | None:
-        """Return a message; None when it was removed.
+        """Return a message; None if it was removed.
 
         Raises:
-            StorageError: the spool is closed, the disk refused, or the bytes are
+            StorageError: the spool is closed, the disk refuses, or the bytes are
                 damaged.
         """
         with self._lock:
@@ -222,7 +221,7 @@ class Spool:
             return decode_message(self._file.read(*place).body)
 
     def _compact(self) -> None:
-        """Write the rest to a new file, and go on with that."""
+        """Replace the file by one without removed messages."""
         is_whole = self._file.end == HEADER.size + self._live_bytes
         if self._file.failure is not None or is_whole:
             return
@@ -259,7 +258,7 @@ def spool_name(topic: str, owner: str) -> str:
 
 
 def encode_message(message: Message) -> bytes:
-    """Return the body of a message's entry."""
+    """Return the body of the frame of a message."""
     topic = message.topic.encode(errors="surrogatepass")
     attribute = message.attribute
     line = encode_properties(message.key, message.header_pairs)
@@ -282,7 +281,7 @@ def encode_message(message: Message) -> bytes:
 
 
 def decode_message(body: bytes) -> Message:
-    """Return the message of an entry whose checksum is right."""
+    """Return the message of a frame body whose checksum is right."""
     broker, partition, message_id, offset, next_offset, topic_length, length = (
         MESSAGE.unpack_from(body)
     )

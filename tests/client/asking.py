@@ -1,4 +1,4 @@
-"""A connection to a scripted broker, and who asks through it."""
+"""A connection to a scripted broker, and a caller of its requests."""
 
 import asyncio
 import contextlib

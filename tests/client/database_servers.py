@@ -1,4 +1,4 @@
-"""PostgreSQL and MariaDB as real processes, where this machine has them."""
+"""PostgreSQL and MariaDB as real processes, on machines that have them."""
 
 import contextlib
 import importlib

@@ -1,8 +1,8 @@
-"""Members of a group that write exactly once, over brokers and a ZooKeeper in memory.
+"""Group members that write exactly once, with brokers and ZooKeeper in memory.
 
-The decisions, the block and the ends of branches are the real ones; the partitions of a
-member are a list of numbers, and a broker has transactions and one log. Every request
-passes a `Faults.point`, before and after it is carried out.
+The decisions, the block and the ends of branches are the real ones. The partition of a
+member is a list of numbers; a broker has transactions and one log. Every request passes
+a `Faults.point` before and after it is carried out.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Members of a group on an in-memory ZooKeeper, with sinks that only keep books."""
+"""Members of a group on an in-memory ZooKeeper, with sinks that only keep records."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection

@@ -1,16 +1,16 @@
-"""A model of one group: what may be handed out, and where its offsets may move.
+"""Model of one group: messages that may be handed out, and offsets that may be stored.
 
-It hears of four things: what ZooKeeper has (owners and offsets, at each change), what
-members ask of their consumers, what these hand out, and what is appended. Messages are
-numbered in each partition, and all are of one size, so an offset is a number too.
+It is notified of four things: changes of owners and offsets in ZooKeeper, calls of
+members to their consumers, messages handed out, and messages appended. Messages are
+numbered in each partition, and all have the same size, so an offset is also a number.
 
     reading begins   at the committed offset, or at the log start without one
     hand-outs        in order, without a gap; from elsewhere after seek and rollback
-    a commit         writes what is handled, or what the user named, by the owner
+    a commit         writes what is handled, or the offset given by the user, as owner
     handled          when more is requested, by `commit`, by a clean end
 
-Nothing is skipped: a commit goes on over messages that are handled, or that the user
-passed by an offset that he named or sought.
+Nothing is skipped: a commit only passes messages that are handled, or that the user
+skipped by a commit or a seek of an offset.
 """
 
 from collections import Counter, defaultdict, deque

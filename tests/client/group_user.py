@@ -1,4 +1,4 @@
-"""A user's process in a random walk: it calls its consumers in every way there is."""
+"""A user's process in a random walk: it calls its consumers in all possible ways."""
 
 import asyncio
 import contextlib

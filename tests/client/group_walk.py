@@ -1,9 +1,9 @@
 """Random walks over a group of real async consumers, in virtual time.
 
-Each process of a walk has a task of its own that calls its consumer at random; another
-one lets things happen: messages, joins, kills, lost sessions, a ZooKeeper or a broker
-that is away. The broker and ZooKeeper are in memory, and nothing is ever waited for. A
-`Model` follows, and forbids.
+A task for each process of a walk calls its consumer at random. Another task causes
+events: messages, joins, kills, lost sessions, and absences of ZooKeeper or of a broker,
+which are both in memory. Nothing waits for real time. A `Model` follows the walk and
+fails it if the consumers do something that it forbids.
 """
 
 import asyncio

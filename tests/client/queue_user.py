@@ -1,4 +1,4 @@
-"""Steps of a user of queues and delayed messages, for tests of what is there after."""
+"""Steps of a user of queues and delayed messages, for tests of the final state."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A broker on the test's own event loop that answers what the test says."""
+"""A broker on the test's event loop that sends the answers given by the test."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Fixed partitions: read as soon as they can be, and reported once until then."""
+"""Fixed partitions: read as soon as possible, and reported once until then."""
 
 import asyncio
 from collections.abc import Callable, Collection

@@ -1,4 +1,4 @@
-"""Fate of a command that fails, as a table; and cuts of batches."""
+"""Outcome of a failed command, as a table; and cuts of batches."""
 
 from itertools import accumulate
 

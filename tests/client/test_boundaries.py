@@ -1,4 +1,4 @@
-"""Message boundaries: beside an offset and so many back, with a bound on the work."""
+"""Message boundaries at an offset, or n messages before it, with bounded work."""
 
 import asyncio
 import itertools

@@ -1,4 +1,4 @@
-"""Ends of prepared branches, as their manager has decided."""
+"""Ends of prepared branches by the decision of their transaction manager."""
 
 import asyncio
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Fate of prepared branches: a decision names them, none will, or one may."""
+"""Fate of prepared branches: decided, never to be decided, or still open."""
 
 import pytest
 

@@ -1,7 +1,7 @@
 """Transactions at a MetaQ 1.4 broker that was just started (issue 30, row 11).
 
-It opens its port before it recovers, and rolls back transactions begun until then: puts
-that came before are lost, later ones are kept, and the commit is answered as any other.
+It opens its port before it recovers, and then rolls back transactions begun before:
+their earlier puts are lost, later ones are kept, and the commit gets the usual answer.
 """
 
 import asyncio

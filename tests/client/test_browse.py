@@ -1,4 +1,4 @@
-"""Topics, partitions, statistics and messages, looked at without a group."""
+"""Topics, partitions, statistics and messages, read without a group."""
 
 import asyncio
 import gc

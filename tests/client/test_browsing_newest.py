@@ -1,4 +1,4 @@
-"""Browsing the newest messages of a topic, and those of a span of time."""
+"""Browsing the newest messages of a topic, and those of a period of time."""
 
 import datetime as dt
 import itertools

@@ -1,4 +1,4 @@
-"""Topics and partitions of a cluster: found, waited for, or refused by name."""
+"""Topics and partitions of a cluster: found, awaited, or refused by name."""
 
 import asyncio
 import json

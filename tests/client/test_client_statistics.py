@@ -1,4 +1,4 @@
-"""Counters of closed objects stay in the sums, and nothing else of them."""
+"""The sums keep the counters of closed objects, and nothing else of them."""
 
 import weakref
 from dataclasses import fields, replace

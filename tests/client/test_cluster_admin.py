@@ -1,4 +1,4 @@
-"""Groups from outside: what is told of them is true, and what moves them is planned."""
+"""Groups from outside: correct descriptions, and plans for changes."""
 
 import asyncio
 import datetime as dt

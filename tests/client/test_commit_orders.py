@@ -1,4 +1,4 @@
-"""Commits that are not waited for: few writes, and futures that always end."""
+"""Commits without waiting: few writes, and futures that always end."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""Offsets that a commit names: by messages, batches, mappings, and nothing else."""
+"""Explicit offsets of a commit: messages, batches, mappings, and nothing else."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Commits while another one is under way, and offsets that the user names."""
+"""Commits during another one, and explicit offsets of the user."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping

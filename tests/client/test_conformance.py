@@ -1,8 +1,8 @@
 """The conformance checklist of a MetaQ client (docs/metaq-1.4/client.md 24).
 
-docs/compatibility.md says for each item where it is tested, and what differs; here is
-checked that each of those tests exists. What no other test asserts is tested here, and
-the facts of MetaQ's own integration tests (docs/metaq-1.4/client.md 22.3).
+docs/compatibility.md names the tests of each item, and the differences; this module
+checks that each of those tests exists. It also tests what no other test does, and the
+facts of MetaQ's own integration tests (docs/metaq-1.4/client.md 22.3).
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Forms of a commit, in both worlds: what they commit, and who refuses them.
+"""Forms of a commit, in both worlds: their effect, and the errors of wrong ones.
 
 On our broker and on MetaQ 1.4's.
 """

@@ -1,6 +1,6 @@
-"""Consumers and browsers with `where`: what comes, what is committed, what is said.
+"""Consumers and browsers with `where`: messages delivered, commits, errors.
 
-A broker of ours sends matches alone, one of MetaQ 1.4 everything: users see no
+Our brokers send only matching messages, MetaQ 1.4 brokers send all: users see no
 difference.
 """
 

@@ -1,4 +1,4 @@
-"""A consumer that is being closed while others still ask it for messages."""
+"""A consumer that is closed while other tasks or threads wait for messages."""
 
 import asyncio
 import sys

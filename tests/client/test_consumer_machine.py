@@ -1,4 +1,4 @@
-"""Every mixture of what users do with consumers of a group, against a model.
+"""Random calls of users to the consumers of a group, compared with a model.
 
 The walks are in `group_walk.py`. A failure names its seed: `METAQ_SEED` repeats the
 run, and `walk(seed, steps)` the walk.

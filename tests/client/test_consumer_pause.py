@@ -1,4 +1,4 @@
-"""A paused partition is neither fetched nor handed out, and nobody calls it stuck."""
+"""A paused partition is neither fetched nor handed out, and is not called stuck."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""Going on elsewhere: offsets that are checked, times, and both ends of a log."""
+"""Seeks: checked offsets, times, and both ends of a log."""
 
 import datetime as dt
 import time

@@ -1,4 +1,4 @@
-"""The parts of one client: time limits, addresses, and the order of the end."""
+"""The parts of one client: time limits, addresses, and the order of closing."""
 
 import asyncio
 from types import SimpleNamespace

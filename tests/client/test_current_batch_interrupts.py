@@ -1,6 +1,6 @@
-"""Ctrl-C at any line of the client while a loop or `receive` asks for messages.
+"""Ctrl-C at any line of the client while a loop or `receive` requests messages.
 
-A reader that goes on after it, as in notebooks, gets every message.
+A reader that continues after it, as in notebooks, gets every message.
 """
 
 import linecache

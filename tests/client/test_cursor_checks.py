@@ -1,4 +1,4 @@
-"""A cursor asks about damage that it found, and takes the answer."""
+"""A cursor asks the broker about damage that it found, and follows the answer."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A cursor with a filter reads what one without it reads, less what does not match."""
+"""A cursor with a filter reads exactly the matching messages of one without."""
 
 from typing import Any
 

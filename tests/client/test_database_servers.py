@@ -1,6 +1,6 @@
-"""Offsets in real databases: what a text of SQL alone does not show.
+"""Offsets in real databases: effects that SQL texts alone do not show.
 
-Skipped where the machine has no such server, or Python no driver for it.
+Skipped on machines without such a server, or without a Python driver for it.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Messages that no broker takes: refused at once, or set aside, whole and bounded."""
+"""Messages that no broker accepts: refused at once, or kept whole, within a bound."""
 
 import asyncio
 import base64

@@ -1,4 +1,4 @@
-"""A run that sends dead letters begins with a look for their topics, in both worlds."""
+"""A run that sends dead letters first checks their topics, in both worlds."""
 
 import asyncio
 import contextlib

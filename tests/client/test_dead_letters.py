@@ -1,4 +1,4 @@
-"""The headers of a dead letter say all, survive the way, and stay small."""
+"""The headers of a dead letter are complete, survive transport, and stay small."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Decoding finds what is there, and makes the messages that the record says."""
+"""Decoding finds all records, and creates the messages that they contain."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""Both worlds have the same names and arguments, and whatever waits can be bounded."""
+"""Both worlds have the same names and arguments, and all waits can be bounded."""
 
 import inspect
 from typing import Any, Unpack, get_origin

@@ -1,7 +1,7 @@
 """Handled messages are not delivered again, to any member, in both worlds.
 
-The members here belong to clients of their own, and their commits come to nothing: all
-that they share is the cache.
+The members belong to different clients, and their commits have no effect: they share
+only the cache.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""A cache of ids keeps those that were used last, and counts."""
+"""A cache of ids keeps the most recently used ones, and counts."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""Transactions that dead members of a group left are ended by hand, as was decided."""
+"""Transactions left by dead members of a group are ended by hand, as decided."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack

@@ -1,4 +1,4 @@
-"""Help, errors and `repr` for people who write programs."""
+"""Help, errors and `repr` for programmers."""
 
 import asyncio
 import inspect

@@ -1,4 +1,4 @@
-"""The client's errors: what they carry, which may be repeated, which are in doubt."""
+"""The client's errors: their fields, and which are retriable or in doubt."""
 
 import inspect
 

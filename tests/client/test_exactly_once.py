@@ -1,4 +1,4 @@
-"""The messages made of a batch are written exactly once, or not at all; both worlds."""
+"""Messages made of a batch are written exactly once, or never; both worlds."""
 
 import time
 from collections.abc import Iterator

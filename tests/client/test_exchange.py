@@ -1,4 +1,4 @@
-"""Sending to an exchange: what goes nowhere, old brokers, order, batches."""
+"""Sending to an exchange: unroutable messages, old brokers, order, batches."""
 
 import datetime as dt
 from collections.abc import Callable, Iterator

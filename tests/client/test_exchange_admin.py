@@ -1,4 +1,4 @@
-"""Exchanges as an administrator sees them, over a broker and ZooKeeper."""
+"""Exchanges for an administrator, with a broker and ZooKeeper."""
 
 import asyncio
 import threading

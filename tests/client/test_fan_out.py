@@ -1,4 +1,4 @@
-"""One operation on many things."""
+"""One operation on many items."""
 
 import asyncio
 

@@ -1,8 +1,7 @@
-"""Any mixture of what a reader and a fetcher do with a fetch buffer, against a model.
+"""Random calls of a reader and a fetcher to a fetch buffer, compared with a model.
 
-The model has the messages of each partition in order, how many were handed out, and how
-many of these are handled. Nothing is skipped, and nothing comes twice that was not
-given back.
+The model has the messages of each partition in order, with the numbers of those handed
+out and handled. No message is skipped, and none is repeated unless it was given back.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Expired messages are passed over where they would be handed out, and counted."""
+"""Expired messages are skipped instead of being handed out, and counted."""
 
 import asyncio
 import datetime as dt

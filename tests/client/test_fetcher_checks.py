@@ -1,4 +1,4 @@
-"""Damage that was received is compared with what the broker has, before it counts."""
+"""Received damage is compared with the broker's bytes before it counts."""
 
 import asyncio
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""A reply that cannot be is not used, and its connection is closed."""
+"""An impossible reply is dropped, and its connection is closed."""
 
 import asyncio
 import re

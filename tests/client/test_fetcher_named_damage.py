@@ -1,4 +1,4 @@
-"""Damage that a broker knows of is reported, or skipped, at once."""
+"""Damage reported by a broker is reported, or skipped, at once."""
 
 import asyncio
 import os

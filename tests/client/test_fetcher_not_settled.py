@@ -1,4 +1,4 @@
-"""A leader that cannot say yet where its log ends is asked again."""
+"""A leader that does not know its log end yet is asked again."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""Messages are found by key, header and id: of both kinds of broker, in both worlds."""
+"""Finding messages by key, header and id: both kinds of broker, both worlds."""
 
 import random
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Look-ups and filters beside XA, expiry, damage and restarts."""
+"""`find` and filters combined with XA, expiry, damage and restarts."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Sends to a topic that is not known yet: a future at once, an outcome in its time."""
+"""Sends to an unknown topic: a future at once, an outcome by the deadline."""
 
 import threading
 import time

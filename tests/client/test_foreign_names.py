@@ -1,4 +1,4 @@
-"""Names of other clients' arguments are answered with ours, in both worlds."""
+"""Errors for argument names of other clients suggest ours, in both worlds."""
 
 import inspect
 import re

@@ -1,4 +1,4 @@
-"""A former leader that hangs, or died, keeps nobody waiting."""
+"""A former leader that hangs or has died delays no request."""
 
 import asyncio
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Groups through `client.admin()`: looked at, moved, copied, deleted; in both worlds.
+"""Groups through `client.admin()`: described, moved, copied, deleted; both worlds.
 
 Members and offsets are written by hand, as MetaQ's Java consumers keep them.
 """

@@ -1,4 +1,4 @@
-"""A group that writes exactly once is moved and deleted; no decision is lost."""
+"""Moving and deleting a group that writes exactly once loses no decision."""
 
 import random
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""Tasks that call a handler: the first failure ends them, and so does their time."""
+"""Tasks that call a handler end at the first failure, or at the time-out."""
 
 import asyncio
 from typing import Any

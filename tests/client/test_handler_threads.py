@@ -1,4 +1,4 @@
-"""Ctrl-C while threads handle messages: heard, and messages in work are finished."""
+"""Ctrl-C while threads handle messages: raised after running handlers."""
 
 import _thread
 import signal

@@ -1,4 +1,4 @@
-"""Handlers: order, failures, pauses, dead letters, and what cancelling leaves."""
+"""Handlers: order, failures, delays, dead letters, and effects of cancellation."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""A run of handlers that has a time: what it waits for at its end, and what is left."""
+"""A run of handlers with a time-out: its waits at the end, and later effects."""
 
 import asyncio
 import threading

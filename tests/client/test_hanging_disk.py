@@ -1,4 +1,4 @@
-"""A disk or database that hangs for ever, and the end of the process that uses it."""
+"""A disk or database that hangs for ever, and the end of its process."""
 
 import subprocess
 import sys

@@ -1,5 +1,4 @@
-"""Messages of the local retry store come again until they are handled, over restarts
-too."""
+"""Messages of the local retry store come again until handled, even after restarts."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""`client/cluster/log_ends.py`: spans of logs, and what it costs to know them."""
+"""`client/cluster/log_ends.py`: ranges of logs, and the requests for them."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

@@ -1,4 +1,4 @@
-"""Decisions of one consumer, step by step: each guard, and what fails without it."""
+"""Decisions of one consumer: each guard, and the failure that it prevents."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""Exactly once, whatever fails: one fault at each request, and many at random."""
+"""Exactly once despite faults: one at each request, and many at random."""
 
 import asyncio
 import random

@@ -1,4 +1,4 @@
-"""Batches as users see them: lists that never change, with offsets of partitions."""
+"""Batches for users: immutable lists with the offsets of partitions."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -1,4 +1,4 @@
-"""The cluster in the client's eyes: from ZooKeeper, and from brokers by address."""
+"""Metadata of the cluster: from ZooKeeper, and from brokers by address."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping

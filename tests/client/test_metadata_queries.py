@@ -1,4 +1,4 @@
-"""Questions about one partition: answers of both brokers, retries, errors that name."""
+"""Requests about one partition: answers of both brokers, retries, errors."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

@@ -1,4 +1,4 @@
-"""Ends of logs of a replica set: a loss is what its registered leader says."""
+"""Log ends of a replica set: only its registered leader can report a loss."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

@@ -1,4 +1,4 @@
-"""A client's metrics are what its snapshot says."""
+"""A client's metrics are the values of its snapshot."""
 
 import asyncio
 import re

@@ -1,4 +1,4 @@
-"""Names that users choose: MetaQ's rules for groups, ours for the rest."""
+"""Names given by users: MetaQ's rules for groups, ours for the rest."""
 
 import pytest
 

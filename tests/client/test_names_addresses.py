@@ -1,4 +1,4 @@
-"""Addresses of brokers: one way to find them, and valid forms."""
+"""Addresses of brokers: valid forms, and one way to find brokers."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Calls that block, away from the loop: one at a time, bounded, closed when late."""
+"""Blocking calls away from the loop: one at a time, bounded, closed when late."""
 
 import asyncio
 import threading

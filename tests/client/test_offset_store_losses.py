@@ -1,7 +1,7 @@
 """A commit in one request by a member that loses its partition, at each step.
 
-The first commit remembers the version of the offset node; the second one is a single
-request, and something happens before it is carried out.
+The first commit remembers the version of the offset node. The second one is a single
+request, before which the state in ZooKeeper changes.
 """
 
 from collections.abc import Awaitable, Callable

@@ -1,4 +1,4 @@
-"""Offsets in ZooKeeper as a consumer's store; the fence is the group's."""
+"""Offsets in ZooKeeper as the store of a consumer; the fence is the group's."""
 
 import asyncio
 from typing import Any

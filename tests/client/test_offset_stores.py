@@ -1,4 +1,4 @@
-"""Promises of every offset store, and peculiarities of tables."""
+"""Contract of all offset stores, and peculiarities of tables."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""One-way messages: what arrives, order, bound, and what is dropped."""
+"""One-way messages: delivery, order, limits, and drops."""
 
 from typing import Any
 

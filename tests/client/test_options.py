@@ -1,4 +1,4 @@
-"""Options out of their range are refused when they are given, by name."""
+"""Options out of range are refused, by name, when they are given."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""Layouts: texts and lists that are one, and those that are none."""
+"""Layouts of ordered producers: valid and invalid texts and lists."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""A client, and all that was made from it, says so on another loop than its own."""
+"""A client and all its objects refuse calls on another event loop."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Outcomes of requests: a batch is resolved with the last one; the first failure."""
+"""Outcomes of requests: a batch ends with its last one, by the first failure."""
 
 import asyncio
 from typing import Any

@@ -1,4 +1,4 @@
-"""Outcomes of a producer: repeated, moved, in doubt, too late, too large."""
+"""Outcomes of messages: sent again, moved, in doubt, too late, too large."""
 
 import ast
 import asyncio

@@ -1,4 +1,4 @@
-"""Selectors: whose turn it is, and where a key lives when brokers come and go."""
+"""Selectors: turns, and the partition of a key when brokers come and go."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Partitions that are away are named: reads, lag, health, names and counts."""
+"""Absent partitions are reported: by reads, lag, health, names and counts."""
 
 import asyncio
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""A producer whose brokers refuse, or may have stored what they did not answer."""
+"""Brokers that refuse puts, or do not answer and may have stored them."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Producers of the sync world: what happens in the caller's own thread."""
+"""Producers of the sync world: work on the caller's own thread."""
 
 import threading
 from pathlib import Path

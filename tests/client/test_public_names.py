@@ -1,4 +1,4 @@
-"""Names for users: all that they need lies in `metaq.client`, and is typed."""
+"""Names for users: all are in `metaq.client`, and typed."""
 
 import builtins
 import inspect

@@ -1,4 +1,4 @@
-"""Values that a query keeps in ZooKeeper: progress, start, routes, decision."""
+"""Values of a query in ZooKeeper: progress, start, routes, decision."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

@@ -1,4 +1,4 @@
-"""Queue groups as an administrator sees them."""
+"""Queue groups for an administrator."""
 
 import asyncio
 import re

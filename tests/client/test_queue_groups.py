@@ -1,4 +1,4 @@
-"""Queue groups of a client: made by the first user, refused where another differs."""
+"""Queue groups: created by the first user, refused to users with other options."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

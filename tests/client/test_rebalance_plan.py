@@ -1,4 +1,4 @@
-"""Assignments and plans: tables, and what holds for any of them."""
+"""Assignments and plans: tables, and properties of all of them."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,6 +1,6 @@
-"""Members that come, go, hang and die: every partition has one owner at rest.
+"""Members that join, leave, hang and die: at rest every partition has one owner.
 
-And never, at no moment, do two living members read the same partition.
+Two living members never read the same partition at the same time.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""The rebalancer when something fails: sinks, ZooKeeper, and names in use."""
+"""The rebalancer during failures: sinks, ZooKeeper, and names in use."""
 
 import asyncio
 from collections.abc import Collection

@@ -1,4 +1,4 @@
-"""The members of a log group have one filter, and who says another is refused."""
+"""All members of a log group have one filter; others are refused."""
 
 import asyncio
 import random

@@ -1,4 +1,4 @@
-"""Nodes of others in ZooKeeper, MetaQ's members among them, and deleted ones."""
+"""Foreign nodes in ZooKeeper, such as MetaQ's members, and deleted nodes."""
 
 import asyncio
 import logging

@@ -1,6 +1,6 @@
-"""Failing handlers: how often, how long in between, what a policy may not say, the log.
+"""Failing handlers: attempts, pauses, invalid policies, the log.
 
-The first failure of each kind has its traceback in the log; repeats bury nothing.
+The first failure of each kind is logged with its traceback, later ones without.
 """
 
 import logging

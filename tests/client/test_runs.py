@@ -1,4 +1,4 @@
-"""Runs: lists sorted by partition, and cut as batches take them."""
+"""Runs: lists sorted by partition, and cut into batches."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Messages that wait, listed and taken back by topic and time; in both worlds."""
+"""Scheduled messages: listed and cancelled by topic and time; in both worlds."""
 
 import datetime as dt
 from collections.abc import Iterator

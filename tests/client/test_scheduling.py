@@ -1,4 +1,4 @@
-"""Messages with a time: what users may say, how they are grouped, what they get."""
+"""Messages with a time: valid arguments, grouping, results."""
 
 import datetime as dt
 import math

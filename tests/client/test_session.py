@@ -1,4 +1,4 @@
-"""The async client: its life, what it closes, and cancellation."""
+"""The async client: start, objects that it closes, and cancellation."""
 
 import asyncio
 import math

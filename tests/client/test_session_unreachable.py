@@ -1,4 +1,4 @@
-"""A ZooKeeper that cannot be reached is one error, with its address, in every call."""
+"""Every call reports an unreachable ZooKeeper by one error with its address."""
 
 import re
 import traceback

@@ -1,4 +1,4 @@
-"""Spooled messages are there after any fault, in order; removed ones are gone."""
+"""Spooled messages survive any fault, in order; removed ones do not return."""
 
 import contextlib
 import errno

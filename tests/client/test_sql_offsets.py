@@ -1,4 +1,4 @@
-"""Offsets in a database: what databases differ in, and writers that race."""
+"""Offsets in a database: differences of databases, and concurrent writers."""
 
 import asyncio
 import multiprocessing

@@ -1,4 +1,4 @@
-"""Topics by pattern: what matches, what comes, what goes, and what members see."""
+"""Topics by pattern: matches, new and deleted topics, and the view of members."""
 
 import threading
 from collections.abc import Iterator

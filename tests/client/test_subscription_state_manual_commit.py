@@ -1,4 +1,4 @@
-"""With `commit_interval_s=None` nothing but `commit()` commits, however reading ends.
+"""With `commit_interval_s=None` only `commit()` commits, however reading ends.
 
 On our broker and on MetaQ 1.4's, in both worlds.
 """

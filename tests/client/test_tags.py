@@ -1,4 +1,4 @@
-"""Tags: one header, whichever way a message is sent, and a field of the message."""
+"""Tags: one header, for every way of sending, and a field of the message."""
 
 from pathlib import Path
 from typing import Any

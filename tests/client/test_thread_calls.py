@@ -1,4 +1,4 @@
-"""Functions that a loop has called in threads: once, one at a time, and in time."""
+"""Functions that the loop runs on user threads: once, one at a time, in time."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""Every call comes back in its time, and leaves behind what its docstring says."""
+"""Every call returns within its time, with the effects that its docstring says."""
 
 import asyncio
 import threading

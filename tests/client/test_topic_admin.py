@@ -1,4 +1,4 @@
-"""Topics by command, against brokers of ours in this process: both worlds."""
+"""Administration of topics on our brokers in this process: both worlds."""
 
 import asyncio
 import json

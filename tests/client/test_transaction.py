@@ -1,4 +1,4 @@
-"""Local transactions in both worlds: all of it is stored, or none."""
+"""Local transactions in both worlds: everything is stored, or nothing."""
 
 import re
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Commands of a branch: one `mput` for each partition, where the broker takes that."""
+"""Commands of a branch: one `mput` per partition, if the broker supports it."""
 
 import asyncio
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Numbers that mean nothing are refused at the call, in both worlds, by name."""
+"""Invalid numbers are refused at the call, by name, in both worlds."""
 
 import math
 from collections.abc import Callable, Iterator

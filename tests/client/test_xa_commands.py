@@ -1,4 +1,4 @@
-"""Commands to the brokers of an XA transaction: one failure stops no other."""
+"""Commands to the brokers of an XA transaction: a failure does not stop others."""
 
 import asyncio
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""Branches of a transaction under way: of whom they may be."""
+"""Branches of a transaction in progress: their possible owners."""
 
 from typing import Any
 

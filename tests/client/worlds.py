@@ -1,7 +1,7 @@
-"""Both worlds of the client behind one set of blocking calls.
+"""Both worlds of the client, through one set of blocking calls.
 
-A test is written once, as for the sync world. `AsyncWorld` runs the same calls of the
-async client on an event loop of its own.
+Tests are written once, as for the sync world. `AsyncWorld` makes the same calls to the
+async client, on an event loop of its own.
 """
 
 import asyncio

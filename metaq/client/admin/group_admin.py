@@ -186,7 +186,7 @@ class AsyncGroupAdmin(AsyncBrokerAdmin):
             target: group that gets the offsets; an unknown one is created.
             topics: only of these topics; None: of all.
             plan: only return what would change.
-            force: do so even if members of the target read, who overwrite it.
+            force: copy even if the target has members, which may overwrite the offsets.
             timeout: seconds; None takes `request_timeout_s`.
 
         Raises:

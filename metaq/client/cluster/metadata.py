@@ -1,19 +1,19 @@
 """Metadata of the cluster, from ZooKeeper or from brokers.
 
-Producers and consumers read one immutable `ClusterSnapshot` and hear of the next one.
-It comes from ZooKeeper (`ZooKeeperMetadata`), which reports each change by itself, or
-from brokers that were named by address (`AddressMetadata`) and are asked every
-`metadata_s`, and when a request went wrong.
+Producers and consumers read an immutable `ClusterSnapshot`, and are notified of each
+new one. Its source is ZooKeeper (`ZooKeeperMetadata`), which reports every change, or
+brokers given by address (`AddressMetadata`), which are asked every `metadata_s` and
+after failed requests.
 
-Theory of operation of the latter. Each address has a task of its own, so a broker that
-does not answer delays no other. The first snapshot waits until every broker has
-answered or failed, at most SETTLE_S: a reader of a whole topic should not take the
-first broker's partitions for all there are. Later on every answer that changes
-something gives the next snapshot. A broker that cannot be reached is missing from
-`brokers`; what it serves stays known, and is its record, so its partitions do not seem
-to vanish. One that has never answered is `silent`: it may have a part of every topic.
+Theory of operation of the latter. Each address has its own task, so that a broker that
+does not answer delays no other. The first snapshot is published when every broker has
+answered or failed, after SETTLE_S at the latest: a reader of a whole topic should not
+see the partitions of the first broker only. Later, every answer that changes something
+causes a new snapshot. A broker that cannot be reached is missing from `brokers`; its
+last answer counts as its record, so that its partitions do not seem to vanish. A broker
+that has never answered is `silent`: it may have partitions of every topic.
 
-    Invariant: the version grows with every snapshot; 0 says that nothing is known yet.
+    Invariant: the version increases with every snapshot; 0 means that nothing is known.
 
 Source: docs/metaq-1.4/client.md 4 and 7.6.
 """
@@ -58,14 +58,15 @@ from metaq.zk.session import Cancel, Coordinator, SessionState, SessionStatus
 _log = logging.getLogger(__name__)
 
 SETTLE_S: Final = 1.0
-"""Longest the first snapshot waits for brokers that neither answer nor fail."""
+"""Maximum delay of the first snapshot by brokers that neither answer nor fail, in
+seconds."""
 
 ASK_PAUSE_S: Final = 1.0
-"""Least seconds between two requests to one broker, however often news is wanted; less
-when `metadata_s` is."""
+"""Minimum pause between two requests to a broker, in seconds, even if a refresh is
+requested; at most `metadata_s`."""
 
 UNREACHABLE_S: Final = 2.0
-"""A broker that cannot be connected to for so long counts as not there."""
+"""Time without a connection after which a broker counts as away, in seconds."""
 
 
 class Metadata(Protocol):
@@ -79,21 +80,21 @@ class Metadata(Protocol):
     """The present snapshot; version 0 while nothing is known."""
 
     async def start(self) -> None:
-        """Begin to learn; does not wait for anything to be known."""
+        """Begin to watch, without waiting for the first snapshot."""
 
     async def stop(self) -> None:
         """End all updates; waiters get a ClosedError. Bounded, idempotent."""
 
     def watch_topic(self, name: str) -> None:
-        """Let snapshots speak of this topic from now on; it need not exist.
+        """Include this topic in snapshots from now on; it need not exist.
 
         Raises:
             ClosedError: stopped.
-            NodeNameError: no topic can have this name.
+            NodeNameError: the topic name is invalid.
         """
 
     def watch_names(self) -> None:
-        """Let snapshots have the names of topics and exchanges from now on.
+        """Include the names of all topics and exchanges in snapshots from now on.
 
         Raises:
             ClosedError: stopped.
@@ -106,16 +107,16 @@ class Metadata(Protocol):
 
         Args:
             name: the topic.
-            deadline_s: absolute.
-            takes_puts: partitions that producers may put to; those of followers, which
-                are only read, are none.
+            deadline_s: monotonic time.
+            takes_puts: whether only partitions that take puts count; those of followers
+                can only be read.
 
         Raises:
-            NoTopicError: nothing is known of it at the deadline; the text names topics
-                with a similar name.
-            NoBrokerError: no broker takes puts to it, though one gives its messages.
-            PartitionsAwayError: it is recorded, and its brokers are away.
-            CoordinationError: ZooKeeper, which knows, was out of reach.
+            NoTopicError: it does not exist at the deadline; the text has similar names
+                of topics.
+            NoBrokerError: no broker takes puts to it, but one serves gets.
+            PartitionsAwayError: it is recorded, but its brokers are away.
+            CoordinationError: ZooKeeper cannot be reached.
             ClosedError, NodeNameError: as `watch_topic`.
         """
         self.watch_topic(name)
@@ -123,13 +124,13 @@ class Metadata(Protocol):
         snapshot, known, unread = self.snapshot, None, None
         while name not in snapshot.puts and (takes_puts or name not in snapshot.gets):
             if snapshot.version and known is None:
-                # Asked now: at the deadline there is no time left for it.
+                # Ask now, because there is no time left at the deadline.
                 known = await self._known_topics(deadline_s)
             if unread is None and name in snapshot.exchanges:
                 unread = await self.find_unread(name, deadline_s=deadline_s)
             newer = await self._try_newer(snapshot.version, deadline_s)
             if newer is None:
-                # Outside of an `except`: why the wait ended is no cause of this.
+                # Not in an `except`: the time-out should not be the error's context.
                 waited_s = self.clock.monotonic_s() - since_s
                 if takes_puts and name in snapshot.exchanges:
                     self.require_reachable(waited_s)
@@ -145,7 +146,7 @@ class Metadata(Protocol):
     async def _try_newer(
         self, version: int, deadline_s: float
     ) -> ClusterSnapshot | None:
-        """Return a snapshot above a version; None when there was none in time."""
+        """Return a snapshot newer than a version; None if there is none in time."""
         try:
             return await self.wait_newer(version, deadline_s=deadline_s)
         except NoBrokerError:
@@ -160,7 +161,11 @@ class Metadata(Protocol):
         known: Collection[str],
         waited_s: float,
     ) -> NoBrokerError:
-        """Return the error of a topic without partitions; raise what hides them."""
+        """Return the error for a topic without partitions.
+
+        Raises:
+            CoordinationError, PartitionsAwayError: it may have partitions.
+        """
         self.require_reachable(waited_s)
         require_all_there(snapshot, [name])
         is_read = name in snapshot.gets
@@ -177,9 +182,8 @@ class Metadata(Protocol):
         """Return why an exchange, or one of its bindings, cannot be read; "": it can.
 
         Args:
-            exchange: its name.
-            deadline_s: absolute; at the end nothing is known, as for brokers, which do
-                not say.
+            exchange: name of the exchange.
+            deadline_s: monotonic time; "" if it is over. Always "" without ZooKeeper.
         """
         return ""
 
@@ -190,43 +194,43 @@ class Metadata(Protocol):
             return frozenset()
 
     async def topics(self, *, deadline_s: float) -> frozenset[str]:
-        """Return the names of all topics, also of those that are away.
+        """Return the names of all topics, including those that are away.
 
         Raises:
-            NoBrokerError: no broker has named any before the deadline.
+            NoBrokerError: without ZooKeeper: no broker has answered by the deadline.
             CoordinationError: ZooKeeper cannot be asked.
             ClosedError: stopped.
         """
 
     async def reach(self, *, deadline_s: float) -> None:
-        """Wait until the cluster is known and, where it is used, ZooKeeper connected.
+        """Wait for the first snapshot and, if it is used, a connection to ZooKeeper.
 
         Raises:
-            CoordinationError: ZooKeeper was out of reach at the deadline.
-            NoBrokerError: no named broker has answered by then.
+            CoordinationError: ZooKeeper cannot be reached by the deadline.
+            NoBrokerError: without ZooKeeper: no broker has answered by the deadline.
             ClosedError: stopped.
         """
         if not self.snapshot.version:
             await self.wait_newer(0, deadline_s=deadline_s)
 
     def require_reachable(self, waited_s: float) -> None:
-        """Raise where nothing new is heard, so that what is missing may be there.
+        """Check that the snapshot is up to date, so that missing topics do not exist.
 
         Args:
-            waited_s: for the text: how long the caller has waited.
+            waited_s: time that the caller has waited, for the text of the error.
 
         Raises:
-            CoordinationError: ZooKeeper is out of reach.
+            CoordinationError: ZooKeeper cannot be reached.
         """
-        return  # no other source can be out of reach for all of it
+        return  # brokers never count as unreachable as a whole
 
     async def wait_newer(self, version: int, *, deadline_s: float) -> ClusterSnapshot:
         """Return the present snapshot, as soon as its version is above `version`.
 
         Raises:
-            CoordinationError: `version` is 0, and ZooKeeper was out of reach.
-            NoBrokerError: nothing changed before the deadline; of version 0, no named
-                broker has answered.
+            CoordinationError: `version` is 0, and ZooKeeper cannot be reached.
+            NoBrokerError: nothing changed by the deadline; for version 0, without
+                ZooKeeper: no broker has answered.
             ClosedError: stopped.
         """
 
@@ -234,7 +238,7 @@ class Metadata(Protocol):
         """Call `on_snapshot` on the loop with each new snapshot, in order."""
 
     def request_refresh(self) -> None:
-        """Ask for news soon: a request failed with `refresh_metadata`. Never waits."""
+        """Update soon, because of an error with `refresh_metadata`. Never waits."""
 
 
 # -- from ZooKeeper -------------------------------------------------------------------
@@ -243,7 +247,7 @@ class Metadata(Protocol):
 class ZooKeeperMetadata(ClusterWatch, Metadata):
     """The cluster below one root in ZooKeeper.
 
-    The snapshot holds while that is out of reach.
+    The last snapshot is kept while ZooKeeper cannot be reached.
     """
 
     def __init__(
@@ -254,13 +258,13 @@ class ZooKeeperMetadata(ClusterWatch, Metadata):
         clock: Clock,
         name: str = "ZooKeeper",
     ) -> None:
-        """Prepare to watch.
+        """Create it; `start` begins to watch.
 
         Args:
-            coordinator: belongs to the caller; may connect before or after `start`.
-            paths: the root.
-            clock: gives meaning to deadlines.
-            name: of ZooKeeper in errors, with its address.
+            coordinator: owned by the caller; may connect before or after `start`.
+            paths: paths below the root.
+            clock: clock of the deadlines.
+            name: name of ZooKeeper in errors, with its address.
         """
         super().__init__(coordinator, paths, clock=clock)
         self._name = name
@@ -284,7 +288,7 @@ class ZooKeeperMetadata(ClusterWatch, Metadata):
             self._connected.clear()
 
     async def reach(self, *, deadline_s: float) -> None:
-        """Wait until ZooKeeper is connected and the cluster known."""
+        """Wait for a connection to ZooKeeper, and for the first snapshot."""
         left_s = max(0.0, deadline_s - self.clock.monotonic_s())
         if not await wait_set(self._connected, left_s):
             raise self._unreachable(left_s)
@@ -311,7 +315,7 @@ class ZooKeeperMetadata(ClusterWatch, Metadata):
         return next(texts, "")
 
     def require_reachable(self, waited_s: float) -> None:
-        """Raise CoordinationError while ZooKeeper is away, or does not answer."""
+        """Raise CoordinationError if ZooKeeper is away or has not answered."""
         if not (self._connected.is_set() and self._is_complete()):
             raise self._unreachable(waited_s)
 
@@ -331,7 +335,7 @@ class ZooKeeperMetadata(ClusterWatch, Metadata):
             ) from error
 
     def request_refresh(self) -> None:
-        """Do nothing: ZooKeeper reports every change by itself."""
+        """Do nothing, because ZooKeeper reports every change."""
 
 
 # -- from the brokers themselves ------------------------------------------------------
@@ -339,7 +343,7 @@ class ZooKeeperMetadata(ClusterWatch, Metadata):
 
 @dataclass(slots=True, eq=False)
 class _Asked:
-    """One address, and the facts about its broker."""
+    """One address, and the last facts about its broker."""
 
     address: BrokerAddress
     facts: BrokerFacts | None = None
@@ -349,7 +353,7 @@ class _Asked:
 
 
 class AddressMetadata(Service, SnapshotFeed, Metadata):
-    """The cluster as a list of brokers describes it."""
+    """The cluster as described by the brokers at given addresses."""
 
     def __init__(
         self,
@@ -362,16 +366,16 @@ class AddressMetadata(Service, SnapshotFeed, Metadata):
         ask_pause_s: float = ASK_PAUSE_S,
         unreachable_s: float = UNREACHABLE_S,
     ) -> None:
-        """Prepare to ask.
+        """Create it; `start` begins to ask.
 
         Args:
-            addresses: at least one; where two are one broker, the first counts.
-            pool: whose connections carry the questions; belongs to the caller.
-            clock: gives meaning to deadlines.
+            addresses: at least one; if two are of the same leader, the first counts.
+            pool: pool of the connections; owned by the caller.
+            clock: clock of the deadlines.
             options: `metadata_s` and time-outs.
-            settle_s: longest wait of the first snapshot for a silent broker.
-            ask_pause_s: least time between two requests to one broker.
-            unreachable_s: how long a broker may take to be connected to.
+            settle_s: as SETTLE_S.
+            ask_pause_s: as ASK_PAUSE_S.
+            unreachable_s: as UNREACHABLE_S.
         """
         super().__init__("metadata", stop_timeout_s=options.close_timeout_s)
         SnapshotFeed.__init__(self)
@@ -397,12 +401,12 @@ class AddressMetadata(Service, SnapshotFeed, Metadata):
         self._end()
 
     def watch_topic(self, name: str) -> None:
-        """Let snapshots speak of this topic from now on."""
+        """Include this topic in snapshots from now on."""
         self._require_open()
         if name in self._watched:
             return
         if not is_legal_step(name):
-            # Errors name topics as they are: none of these may reach a user's log.
+            # Errors have topic names as given: keep illegal ones out of users' logs.
             raise NodeNameError(f"topic {name!r}: no broker can register such a name")
         self._watched.add(name)
         self._publish()
@@ -410,11 +414,11 @@ class AddressMetadata(Service, SnapshotFeed, Metadata):
             self.request_refresh()
 
     def watch_names(self) -> None:
-        """Do nothing: brokers name all their topics, every `metadata_s`."""
+        """Do nothing, because brokers always report all their topics."""
         self._require_open()
 
     async def topics(self, *, deadline_s: float) -> frozenset[str]:
-        """Return the names that the brokers gave last; waits for the first time."""
+        """Return the names last reported by the brokers; wait for the first report."""
         snapshot = self.snapshot
         if not snapshot.version:
             snapshot = await self.wait_newer(0, deadline_s=deadline_s)
@@ -438,7 +442,7 @@ class AddressMetadata(Service, SnapshotFeed, Metadata):
             ) from None
 
     def request_refresh(self) -> None:
-        """Ask every broker as soon as ASK_PAUSE_S since its last answer are over."""
+        """Ask every broker as soon as ASK_PAUSE_S have passed since its last answer."""
         for asked in self._asked:
             asked.wanted.set()
 
@@ -454,7 +458,7 @@ class AddressMetadata(Service, SnapshotFeed, Metadata):
         self._publish()
 
     async def _run_asking(self, asked: _Asked) -> None:
-        """Ask one broker again and again."""
+        """Ask one broker until cancelled."""
         while True:
             asked.wanted.clear()
             was_there = asked.is_there
@@ -509,12 +513,12 @@ class AddressMetadata(Service, SnapshotFeed, Metadata):
             return None
 
     async def _stats_exchanges(self, connection: BrokerConnection) -> str:
-        if not connection.capabilities.exchanges:  # to it that is a topic's name
+        if not connection.capabilities.exchanges:  # "exchanges" is a topic name then
             return ""
         return await self._stats(connection, "exchanges")
 
     def _publish(self) -> None:
-        """Make the next snapshot, if anything is different from the present one."""
+        """Publish the next snapshot if it differs from the present one."""
         known = [asked for asked in self._asked if asked.facts is not None]
         silent = frozenset(p.address for p in self._asked if p.facts is None)
         settled = self._is_settled or all(asked.was_tried for asked in self._asked)
@@ -530,10 +534,10 @@ def make_snapshot(
     """Return the brokers' replies as one snapshot of version 0. Pure.
 
     Args:
-        replies: address of a broker, its last reply, and whether it is there now. Of
-            two leaders with one id, the one of the greater epoch counts, then the
-            first.
-        watched: topics that are looked for also where only a pattern takes them.
+        replies: address of a broker, its last reply, and whether it is reachable now.
+            Of two leaders with the same id, the one with the higher leader epoch
+            counts, then the first.
+        watched: topics to include even if a broker serves them only by a pattern.
     """
     topics = frozenset(watched)
     leaders: dict[BrokerId, BrokerAddress] = {}

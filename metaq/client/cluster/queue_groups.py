@@ -1,7 +1,7 @@
-"""Queue groups: made by their first user, refused where another one says otherwise.
+"""Queue groups: created by their first user; users with different options are refused.
 
-What a caller wants has the names of `QueueGroupDefinition`, and `then`; what is not
-there is as it is, or the default.
+The options that a caller wants have the names of the fields of `QueueGroupDefinition`,
+and `then`. Missing ones keep their present value, or get the default in a new group.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ from metaq.zk.znodes import Node
 
 LETTERS: Final = "dead_letter_topic"
 AGREE_TRIES: Final = 5
-"""Members that begin at the same moment change a node so often at most."""
+"""Maximum number of tries to write a node that other starting members also change."""
 
 _Found = tuple[Node | None, QueueGroupDefinition | None]
 """The node of a queue group, and its definition unless it was deleted."""
@@ -37,11 +37,11 @@ _Found = tuple[Node | None, QueueGroupDefinition | None]
 async def reach_queue_groups(
     context: ClientContext, timeout: float | None = None
 ) -> "QueueGroupDefinitions":
-    """Return the queue groups of a client's cluster, for one call.
+    """Wait for ZooKeeper; return the queue groups of a client's cluster, for one call.
 
     Raises:
         ConfigError: the client has no ZooKeeper.
-        CoordinationError: it cannot be reached.
+        CoordinationError: ZooKeeper cannot be reached.
     """
     coordinator = context.require_coordinator("queue groups are kept in")
     deadline_s = await context.reach(timeout)
@@ -49,10 +49,10 @@ async def reach_queue_groups(
 
 
 class QueueGroupDefinitions(ZooKeeperCall):
-    """The queue groups of a cluster. Made for one call, which ends by the deadline.
+    """The queue groups of a cluster. Created for one call, which has a deadline.
 
-    Every method raises CoordinationError when ZooKeeper cannot be asked, or when
-    another one has changed the group at this moment: nothing is written then.
+    Every method raises CoordinationError if ZooKeeper cannot be asked, or if another
+    client has just changed the group; nothing is written then.
     """
 
     async def read(self) -> dict[str, QueueGroupDefinition]:
@@ -62,23 +62,23 @@ class QueueGroupDefinitions(ZooKeeperCall):
         return {name: each for name, each in found.items() if not each.is_deleted}
 
     async def require_readable(self, group: str) -> None:
-        """Refuse a group that a newer version has made: it is not missing.
+        """Check that this version can read the definition of a group, if there is one.
 
         Raises:
-            PayloadError: the text says so.
+            PayloadError: it cannot.
         """
         await self._look(group)
 
     async def ensure(
         self, group: str, topic: str, wanted: Mapping[str, object]
     ) -> QueueGroupDefinition:
-        """Return the definition of a queue group, written now where there is none.
+        """Return the definition of a queue group; write it first if there is none.
 
         Raises:
-            ConfigError: there is no such group yet, and nothing says what becomes of a
-                message that is given up, or its dead-letter topic is not there, or only
-                brokers of MetaQ 1.4 have its topic.
-            QueueGroupError: the group is defined otherwise, or is a log group.
+            ConfigError: the group is new, and neither a dead-letter topic nor `then` is
+                given, or that topic does not exist, or only MetaQ 1.4 brokers have the
+                group's topic.
+            QueueGroupError: the group has a different definition, or is a log group.
         """
         node, old = await self._look(group)
         if old is None:
@@ -103,11 +103,11 @@ class QueueGroupDefinitions(ZooKeeperCall):
     async def create(
         self, group: str, topic: str, wanted: Mapping[str, object]
     ) -> QueueGroupDefinition:
-        """Make a queue group; raises as `ensure`.
+        """Create a queue group.
 
         Raises:
-            ConfigError: there is no such topic.
-            QueueGroupError: it is there.
+            ConfigError: as `ensure`; or the group's topic does not exist.
+            QueueGroupError: the group exists already, or is a log group.
         """
         await self._require_topic("topic", topic)
         node, old = await self._look(group)
@@ -123,9 +123,9 @@ class QueueGroupDefinitions(ZooKeeperCall):
         """Change options of a queue group.
 
         Raises:
-            ClientError: there is none.
-            ConfigError: nothing is wanted; or the dead-letter topic is not there, or
-                not said.
+            ClientError: there is no such group.
+            ConfigError: no option is given; or a dead-letter topic does not exist, or
+                is missing.
         """
         node, old = await self._find(group)
         if not wanted:
@@ -141,19 +141,19 @@ class QueueGroupDefinitions(ZooKeeperCall):
         return new
 
     async def delete_group(self, group: str) -> None:
-        """Delete a queue group, and on its brokers what it has done.
+        """Delete a queue group; its brokers then delete its state.
 
         Raises:
-            ClientError: there is none.
+            ClientError: there is no such group.
         """
         node, old = await self._find(group)
         await self._write(group, replace(old, is_deleted=True), node.version)
 
     async def refuse(self, group: str) -> None:
-        """Refuse a log consumer of a queue group's name.
+        """Check that a log consumer may use a group's name.
 
         Raises:
-            QueueGroupError: the name is a queue group's.
+            QueueGroupError: it is the name of a queue group.
         """
         _, found = await self._look(group)
         if found is not None:
@@ -163,10 +163,12 @@ class QueueGroupDefinitions(ZooKeeperCall):
             )
 
     async def agree(self, group: str, member: str, where: str | None) -> None:
-        """Have all members of a log group filter alike: a member alone says how.
+        """Ensure that all members of a log group have the same filter.
+
+        The only member of a group may change it.
 
         Raises:
-            GroupInUseError: other members are there, and the group filters otherwise.
+            GroupInUseError: there are other members, with another filter.
         """
         path, before = self.paths.group_filter(group), list[Node | None]()
         for _ in range(AGREE_TRIES):
@@ -174,7 +176,7 @@ class QueueGroupDefinitions(ZooKeeperCall):
             found = None if node is None else where_of(node.data)
             if found == where:
                 return
-            # In this order: who has joined since knows the node that we replace.
+            # In this order: a member that joins later reads the node after we did.
             there = await self.children(self.paths.members(group))
             if not {*there} <= {member}:
                 if node in before:
@@ -213,7 +215,7 @@ class QueueGroupDefinitions(ZooKeeperCall):
     async def _write_first(
         self, group: str, topic: str, wanted: Mapping[str, object], node: Node | None
     ) -> QueueGroupDefinition:
-        """Write the definition of a group that is not there, over the node."""
+        """Write the definition of a new group; `node` is that of a deleted one."""
         await self._refuse_log_group(group)
         fields = _fields(wanted)
         if LETTERS not in fields:
@@ -227,7 +229,7 @@ class QueueGroupDefinitions(ZooKeeperCall):
         await self._require_letters(definition)
         await self._write(group, definition, None if node is None else node.version)
         try:
-            # A log consumer that joins registers first, and looks for this then.
+            # Check again: a log consumer that joins registers first, then reads this.
             await self._refuse_log_group(group)
         except QueueGroupError:
             await self.delete_group(group)
@@ -237,7 +239,7 @@ class QueueGroupDefinitions(ZooKeeperCall):
     async def _refuse_log_group(self, group: str) -> None:
         offsets = self.paths.group_topics(NodeKind.GROUP_OFFSET, group)
         for node in (self.paths.members(group), offsets):
-            # The node of the group alone may be what a refused consumer has left.
+            # Ignore the group's own node, which a refused consumer may leave.
             if await self.children(node):
                 raise QueueGroupError(
                     f"group '{group}' is a log group: a queue group needs another name"
@@ -277,7 +279,7 @@ class QueueGroupDefinitions(ZooKeeperCall):
 
 
 def where_of(data: bytes | None) -> str | None:
-    """Return the filter in the node of a log group; None: there is none."""
+    """Return the filter in the node of a log group; None if there is none."""
     return data.decode(errors="replace") if data else None
 
 
@@ -286,7 +288,7 @@ def _where_text(where: str | None) -> str:
 
 
 def _fields(wanted: Mapping[str, object]) -> dict[str, Any]:
-    """Return fields of a definition: that of `then` is the dead-letter topic."""
+    """Return the fields of a definition; `then="drop"` means no dead-letter topic."""
     fields = {name: value for name, value in wanted.items() if name != "then"}
     if wanted.get("then") == "drop":
         fields[LETTERS] = None

@@ -1,12 +1,13 @@
 """Read topics, partitions and messages without a group: nothing is committed.
 
-    which partitions --> for each: [begin, present log end) --> gets --> messages
+    partitions --> for each: [begin, log end at the beginning) --> gets --> messages
 
-Reading up to the end goes partition by partition, in the order of their numbers, with
-one get ahead of the caller, and ends at the log ends of the time when reading began.
-The newest N of a topic are the newest of the last N of each partition; these are found
-without reading what is before them. Following never ends; it is a consumer whose
-offsets are kept in memory. All continue at the log start when retention moves it.
+Reading up to the end goes partition by partition, in numeric order, with one get ahead
+of the caller, and stops at the log ends of the moment when it began. The newest N
+messages of a topic are the newest of the last N of each partition, which are found
+without reading earlier ones. Following never ends: it is a consumer that keeps its
+offsets in memory. When retention deletes messages before they are read, all of these
+continue at the log start.
 
 Source: docs/metaq-1.4/client.md 6.1, 15.1, 15.2 and 21 (row 13).
 """
@@ -77,10 +78,10 @@ from metaq.protocol.commands import NO_GROUP, Check, Stats
 _log = logging.getLogger(__name__)
 
 FOLLOW_COUNT_MAX: Final = 10_000
-"""Most messages that a follower yields at a time."""
+"""Maximum number of messages that a follower yields at a time."""
 BACK_GROWTH: Final = 4
-"""The newest messages that match are searched in the newest ones, then in so many times
-as many before these, and so on."""
+"""The newest matching messages are searched for backwards in ranges of messages; each
+range is this many times as long as the one after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,18 +89,19 @@ class GetResult:
     """Result of one `get`."""
 
     messages: list[Message]
-    """Messages in order; none at the end of the log, or when the offset moved."""
+    """Messages in order; [] at the end of the log, or if `is_moved`."""
     next_offset: Offset
     """Offset of the next get."""
     is_moved: bool
-    """The offset was outside the log, and `next_offset` is its start or its end."""
+    """Whether the offset was outside the log; if so `next_offset` is one of its
+    ends."""
 
 
 async def known_topics(context: ClientContext, *, deadline_s: float) -> tuple[str, ...]:
-    """Return the names of all topics, sorted; waits for ZooKeeper to be connected.
+    """Return the names of all topics, sorted; wait for a connection to ZooKeeper.
 
     Raises:
-        NoBrokerError: nothing is known of the cluster before the deadline.
+        NoBrokerError: there is no snapshot of the cluster by the deadline.
         MetaqError: ZooKeeper cannot be asked.
     """
     await context.metadata.reach(deadline_s=deadline_s)
@@ -109,14 +111,14 @@ async def known_topics(context: ClientContext, *, deadline_s: float) -> tuple[st
 async def known_partitions(
     context: ClientContext, topic: str, *, deadline_s: float
 ) -> tuple[TopicPartition, ...]:
-    """Return a topic's partitions in numeric order, also those that are away.
+    """Return a topic's partitions in numeric order, including those that are away.
 
-    () when no broker serves or has recorded it.
+    () if no broker serves or has recorded the topic.
 
     Raises:
-        NoBrokerError: nothing is known of the cluster before the deadline.
-        ConfigError: no topic can have this name.
-        TypeError: the topic is no text.
+        NoBrokerError: there is no snapshot of the cluster by the deadline.
+        ConfigError: the topic name is invalid.
+        TypeError: the topic is not a str.
     """
     check_topic(topic)
     snapshot = await read_cluster(context, [topic], deadline_s=deadline_s)
@@ -139,8 +141,8 @@ async def get_at(
         context: the client's parts.
         partition: the partition to read.
         offset: a record boundary, or any offset outside the log.
-        max_bytes: size of the get, at least; 1 or more.
-        deadline_s: absolute.
+        max_bytes: minimum size of a get, 1 or more.
+        deadline_s: monotonic time.
 
     Raises:
         CorruptRecordError: the record at `offset` is damaged.
@@ -162,7 +164,7 @@ async def get_at(
         outcome, messages = await _step(context, gets, cursor, deadline_s)
         is_end = isinstance(outcome, NothingThere) and not is_incomplete
         if is_end and not gets.names_damage and not is_searched:
-            # It may be a gap, for which MetaQ 1.4 has the answer of the log end.
+            # Search for a gap: MetaQ 1.4 answers there as at the log end.
             is_searched = True
             cursor.search_gap()
             continue
@@ -182,9 +184,9 @@ async def get_at(
 async def require_known(
     context: ClientContext, partitions: Collection[TopicPartition], deadline_s: float
 ) -> None:
-    """Raise NoBrokerError if no broker serves one of a topic's partitions.
+    """Raise NoBrokerError if one of a topic's partitions is not served.
 
-    A partition without puts has no log either, but it is served.
+    Call it for partitions without a log: one without puts has none but is served.
     """
     (topic,) = {one.topic for one in partitions}
     known = await known_partitions(context, topic, deadline_s=deadline_s)
@@ -198,16 +200,16 @@ async def require_known(
 
 
 _Step: TypeAlias = tuple[GetOutcome, list[Message]]
-"""The meaning of the reply to a get, and its messages."""
+"""Outcome of a get, and its messages."""
 
 
 async def _step(
     context: ClientContext, gets: LogGets, cursor: PartitionCursor, deadline_s: float
 ) -> _Step:
-    """Get once; after a refusal that may hide damage, search for it.
+    """Get once; after a refusal that may be caused by damage, search for the damage.
 
     Raises:
-        CorruptRecordError, NoProgressError: as the cursor says.
+        CorruptRecordError, NoProgressError: as `PartitionCursor.on_reply`.
         MetaqError: the broker cannot be asked, or refuses.
     """
     refusal: ServerError | None = None
@@ -239,10 +241,10 @@ async def _require_good(
     damage: CorruptRecordError,
     deadline_s: float,
 ) -> None:
-    """Have the bytes got again that the broker does not call damaged.
+    """Ask the broker whether its bytes are good, so that the cursor gets them again.
 
     Raises:
-        CorruptRecordError: the damage counts.
+        CorruptRecordError: they are damaged, or the broker cannot check them.
         MetaqError: the broker cannot be asked, or refuses.
     """
     if not cursor.may_be_good():
@@ -258,7 +260,7 @@ async def _require_good(
 
 
 def check_item(item: str) -> None:
-    """Refuse what cannot name an item of statistics: TypeError or ConfigError."""
+    """Raise TypeError or ConfigError for an invalid name of an item of statistics."""
     require_text("item", item)
     if item.split() not in ([], [item]):
         raise ConfigError(f"item: expected a name without blanks, got {item!r}")
@@ -267,11 +269,11 @@ def check_item(item: str) -> None:
 async def stats_of(
     context: ClientContext, item: str, *, deadline_s: float
 ) -> Mapping[str, Mapping[str, str]]:
-    """Return `host:port` → name → value, of every broker that answers with 200.
+    """Return `host:port` → name → value, for every broker that answers with 200.
 
     Raises:
-        NoBrokerError: nothing is known of the cluster before the deadline.
-        MetaqError: a broker that is registered cannot be asked.
+        NoBrokerError: there is no snapshot of the cluster by the deadline.
+        MetaqError: a registered broker cannot be asked.
     """
     check_item(item)
     snapshot = await context.metadata.wait_newer(0, deadline_s=deadline_s)
@@ -299,11 +301,11 @@ async def stats_of(
 async def stats_text(
     context: ClientContext, address: BrokerAddress, item: str, *, deadline_s: float
 ) -> str:
-    """Return what one broker counts, as it is.
+    """Return the statistics of one broker as it sends them.
 
     Raises:
-        WireError: it refuses the request.
-        MetaqError: it cannot be asked.
+        WireError: the broker refuses the request.
+        MetaqError: the broker cannot be asked.
     """
     connection = await context.pool.get(address, deadline_s=deadline_s)
     command = Stats(item, connection.next_opaque())
@@ -325,7 +327,7 @@ async def browse_topic(
     partial: bool = False,
     timeout: float | None = None,
 ) -> AsyncGenerator[list[Message], None]:
-    """Yield the messages of a topic, many at a time; see `AsyncClient.browse`."""
+    """Yield the messages of a topic in lists; see `AsyncClient.browse`."""
     start = _check_range(start, last, since, until, stop_at_end=stop_at_end)
     matcher = await load_filter(where)
     check_topic(topic)
@@ -345,7 +347,7 @@ async def browse_topic(
         batches = reading.last(last, source) if last is not None else reading.all(start)
     left_s = timeout
     if timeout is not None:
-        # Finding the topic counts for the time of the first messages.
+        # The time for the first messages includes finding the topic.
         left_s = max(0.0, deadline_s - context.clock.monotonic_s())
     async with contextlib.aclosing(batches):
         what = f"browsing topic {topic}"
@@ -362,10 +364,10 @@ async def chosen_of(
     *,
     partial: bool = False,
 ) -> tuple[TopicPartition, ...]:
-    """Return those that are named, served or not, or all of a topic, sorted.
+    """Return the given partitions, served or not, or all of the topic, sorted.
 
     Raises:
-        PartitionsAwayError: all are asked for, and not `partial`; some are away.
+        PartitionsAwayError: none are given, some are away, and `partial` is False.
         NoBrokerError, ExchangeError, ConfigError: as `AsyncClient.browse`.
     """
     if partitions is not None:
@@ -387,7 +389,7 @@ def _check_range(
     *,
     stop_at_end: bool,
 ) -> Start:
-    """Return where to begin; refuse what does not go together, or is none."""
+    """Return where to begin; refuse invalid or contradictory arguments."""
     check_start(start)
     if last is not None:
         check_whole("last", last, 0)
@@ -401,7 +403,7 @@ def _check_range(
 
 
 def check_moment(name: str, moment: datetime | None) -> None:
-    """Refuse what is no time that a reader can begin or end at."""
+    """Raise TypeError or ConfigError for an invalid time; None is accepted."""
     if moment is not None:
         if not isinstance(moment, datetime):
             raise wrong_type(name, "datetime", moment)
@@ -410,7 +412,7 @@ def check_moment(name: str, moment: datetime | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """Partitions that are read up to an end."""
+    """A reading of partitions up to their log ends."""
 
     context: ClientContext
     partitions: Collection[TopicPartition]
@@ -422,7 +424,7 @@ class _Reading:
     async def all(self, start: Start) -> AsyncGenerator[list[Message], None]:
         """Yield the messages from `start` on, partition by partition."""
         ends = await self._ends()
-        # All begins first, too: what retention deletes until their turn is reported.
+        # All begins first: later deletions by retention are then reported as loss.
         begins = await all_for(lambda one: self._offset_of(one, start), ends)
         for partition, end in ends.items():
             reading = self._read(partition, begins[partition], end)
@@ -433,13 +435,13 @@ class _Reading:
     async def last(
         self, count: int, source: FixedSource | None
     ) -> AsyncGenerator[list[Message], None]:
-        """Yield the newest messages of all partitions; then follow a source.
+        """Yield the newest messages of all partitions as one list; then follow.
 
-        The order is that of their ids, which is that of their times; among messages
-        without a time it means something at one broker alone.
+        They are in the order of their ids, which is that of their times. Messages
+        without a time have an order only at a single broker.
 
         Raises:
-            CannotAnswerError: messages of several brokers, and some have no time.
+            CannotAnswerError: messages are of several brokers, and some have no time.
         """
         found: list[Message] = []
         brokers: set[BrokerId] = set()
@@ -467,7 +469,10 @@ class _Reading:
     async def _tail(
         self, partition: TopicPartition, end: Offset, count: int
     ) -> list[Message]:
-        """Return the newest messages, or the newest that match."""
+        """Return the newest messages of a partition, up to `count` or more, that match.
+
+        Without `where` all messages match.
+        """
         found: list[Message] = []
         wanted = count
         while True:
@@ -486,7 +491,7 @@ class _Reading:
             end, wanted = begin, wanted * BACK_GROWTH
 
     async def _ends(self) -> dict[TopicPartition, Offset]:
-        """Return where to stop in each partition that has a log."""
+        """Return the offset at which to stop, for each partition that has a log."""
         deadline_s = self.context.deadline_s(self.timeout)
         # All ends first: later puts are left out in every partition.
         found = await all_for(
@@ -498,7 +503,7 @@ class _Reading:
             if log is not None:
                 ends[partition] = log[1]
             elif self.is_named:
-                # The topic's own partitions were known a moment ago.
+                # Partitions found through the topic are known to be served.
                 deadline_s = self.context.deadline_s(self.timeout)
                 await require_known(self.context, [partition], deadline_s)
         if self.until is not None:
@@ -516,11 +521,11 @@ class _Reading:
     async def _read(
         self, partition: TopicPartition, begin: Offset, end: Offset
     ) -> AsyncGenerator[list[Message], None]:
-        """Yield the messages from `begin` to `end`; one get is ahead of the caller.
+        """Yield the messages from `begin` to `end`, with one get ahead of the caller.
 
-        It is a task: its reply is decoded while the caller blocks. Its error is raised
-        when the caller asks for its messages. If the error is retriable the get is sent
-        again first, since the outage may be over by then.
+        This get is a task, so that its reply is decoded while the caller blocks. Its
+        error is raised when the caller asks for its messages, but a retriable error
+        first causes another get, because the outage may be over by then.
         """
         context, where = self.context, self.where
         text = None if where is None else where.text
@@ -551,7 +556,7 @@ class _Reading:
                 if wanted := list(matching(messages, where)):
                     yield wanted
         finally:
-            # Do not wait: the end of an event loop closes all generators at once.
+            # Do not wait here: the end of an event loop closes all generators at once.
             if ahead is not None and not ahead.cancel() and not ahead.cancelled():
                 ahead.exception()
 

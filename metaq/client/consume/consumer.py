@@ -1,7 +1,8 @@
-"""A consumer: partitions that are ours → fetched, handed out, committed.
+"""A consumer: hands out messages of its partitions and commits their offsets.
 
-The async world's consumer, and the core of the sync one: messages, pauses and offsets.
-Its start, end and condition are in `consumer_life.py`.
+`AsyncConsumer` is the object of the async client, and the core of the sync one. This
+module has messages, pauses and offsets; start, close and health are in
+`consumer_life.py`.
 
 Source: docs/metaq-1.4/client.md 10 to 13.
 """
@@ -36,20 +37,20 @@ from metaq.model import Message, Offset, TopicPartition
 _log = logging.getLogger(__name__)
 
 Partitions: TypeAlias = TopicPartition | str | Iterable[TopicPartition | str]
-"""Partitions as users name them."""
+"""One or more partitions as users name them: objects, or names like `0-3`."""
 
 
 class AsyncConsumer(ConsumerLife):
     """A member of a group, or a reader of fixed partitions.
 
-    Made by `AsyncClient.consumer`; used as `async with`. Reading begins when the block
-    is entered. Everything is called on the client's event loop; calls that wait raise
-    `ClosedError` on another one.
+    Created by `AsyncClient.consumer`; used as `async with`. Reading begins when the
+    block is entered. Everything is called on the client's event loop; calls that wait
+    raise `ClosedError` on another one.
 
     Delivery: at least once. A message counts as handled when the next one is requested,
-    or by `commit`; handled offsets are committed every `commit_interval_s`, when
-    partitions are revoked, and on `close`. With None only `commit` commits. Messages
-    handled since the last commit are delivered again, after a crash too.
+    or by `commit`. Handled offsets are committed every `commit_interval_s`, when
+    partitions are revoked, and on `close`; with None only `commit` commits. Messages
+    handled after the last commit are delivered again, for example after a crash.
 
     Cancellation: cancelling any `await` loses no message.
     """
@@ -71,14 +72,14 @@ class AsyncConsumer(ConsumerLife):
                     await self._take()
                 except ClosedError:
                     return
-                # Fetching runs on this loop too, and a full buffer never waits.
+                # Let fetchers run: with a full buffer this loop never waits.
                 await asyncio.sleep(0)
 
     async def receive(self, timeout: float | None = None) -> Message | None:
-        """Return the next message; None when none came in time.
+        """Return the next message; None on a time-out.
 
         Args:
-            timeout: seconds; None waits for ever.
+            timeout: seconds; None waits without a limit.
 
         Raises:
             MetaqError: the consumer has failed; `ClosedError` after `close`.
@@ -91,19 +92,18 @@ class AsyncConsumer(ConsumerLife):
     ) -> list[Message]:
         """Return available messages of one partition, in order.
 
-        With `fill` it returns messages of all partitions, one partition after another,
-        each in order, and waits for more until there are `count_max`.
+        With `fill` it waits until there are `count_max` messages of all partitions, and
+        returns them partition by partition, each in order.
 
         Args:
-            count_max: most messages, 1 or more.
-            timeout: seconds to wait for the first one, with `fill` for all of them;
-                None waits for ever.
+            count_max: maximum number of messages, 1 or more.
+            timeout: seconds to wait for the first message, with `fill` for all of them;
+                None waits without a limit.
             fill: wait for `count_max` messages.
 
         Returns:
-            1 to `count_max` messages; none, with `fill` those that came, when the time
-            is over. All of them count as handled when more are requested, or by
-            `commit`.
+            1 to `count_max` messages. On a time-out: [], or with `fill` the messages so
+            far. All of them count as handled when more are requested, or by `commit`.
 
         Raises:
             ConfigError: `count_max` is below 1.
@@ -139,17 +139,17 @@ class AsyncConsumer(ConsumerLife):
         max_bytes: int | None = None,
         max_wait_s: float = 1.0,
     ) -> AsyncIterator["AsyncMessageBatch"]:
-        """Iterate over batches of messages, of one or more partitions, for ever.
+        """Iterate over batches of messages of one or more partitions.
 
         A batch is handed out when it is full, or `max_wait_s` after its first message
-        came; never without messages. All of its messages count as handled when the next
+        arrived; it is never empty. All of its messages count as handled when the next
         batch is requested, or by `commit`. A partition that is revoked or paused while
         a batch is being filled is left out of it.
 
         Args:
-            max_count: most messages, 1 or more.
-            max_bytes: most bytes of the log from the first to the last message, summed
-                over partitions; one message may be larger. None: no bound.
+            max_count: maximum number of messages, 1 or more.
+            max_bytes: maximum bytes of the log from the first to the last message,
+                summed over partitions; a single message may be larger. None: no limit.
             max_wait_s: seconds to wait for more after the first message.
 
         Returns:
@@ -186,13 +186,13 @@ class AsyncConsumer(ConsumerLife):
         timeout: float | None = None,
         wait_s: float | None = None,
     ) -> Filling:
-        """Return a list that is full, or whose time is over.
+        """Return a list when it is full, or its time is over.
 
         Args:
-            count_max: most messages.
-            bytes_max: most bytes; None: no bound.
-            timeout: seconds for all of it; None: no bound.
-            wait_s: seconds after the first message; None: no bound.
+            count_max: maximum number of messages.
+            bytes_max: maximum bytes; None: no limit.
+            timeout: seconds in all; None: no limit.
+            wait_s: seconds after the first message; None: no limit.
         """
         self._require_loop()
         current = self.current_batch
@@ -214,19 +214,19 @@ class AsyncConsumer(ConsumerLife):
     # -- pause ------------------------------------------------------------------------
 
     def pause(self, partitions: Partitions) -> None:
-        """Neither fetch nor hand out messages of these partitions before `resume`.
+        """Stop fetching and handing out messages of these partitions until `resume`.
 
-        Fetched messages stay. A batch being handed out ends at the next request: its
-        messages that were not handed out, or by then not handled, come after `resume`.
-        A partition that is revoked or lost is forgotten. Never waits.
+        Fetched messages are kept. The batch being handed out ends at the next request:
+        its messages that were not handed out, or are not handled by then, are handed
+        out after `resume`. The end of an assignment ends the pause. Never waits.
 
         Args:
-            partitions: one or more that are assigned; as text `0-3` where one topic is
-                read.
+            partitions: one or more assigned partitions; names like `0-3` if one topic
+                is read.
 
         Raises:
-            ClosedError: one is not ours; none is paused.
-            ConfigError, TypeError: an argument is no partition.
+            ClosedError: one is not assigned to this consumer; none is paused.
+            ConfigError, TypeError: an argument is not a partition.
         """
         chosen = self._as_partitions(partitions)
         for partition in sorted(chosen - self.assignment()):
@@ -236,13 +236,13 @@ class AsyncConsumer(ConsumerLife):
     def resume(self, partitions: Partitions) -> None:
         """Fetch and hand out messages of paused partitions again; never waits.
 
-        Those that are not paused, or not ours any more, are left as they are.
+        Partitions that are not paused or no longer assigned are ignored.
 
         Args:
             partitions: as for `pause`.
 
         Raises:
-            ConfigError, TypeError: an argument is no partition.
+            ConfigError, TypeError: an argument is not a partition.
         """
         chosen = self._as_partitions(partitions)
         self.fetch_buffer.set_paused(chosen, is_paused=False)
@@ -264,32 +264,32 @@ class AsyncConsumer(ConsumerLife):
         retry: RetryPolicy = DEFAULT_POLICY,
         timeout: float | None = None,
     ) -> None:
-        """Call the handler for every message, until `close` or the end of the time.
+        """Call the handler for every message, until `close` or the time-out.
 
         A message counts as handled when its handler has returned. Messages of one
-        partition are handled one by one, in order; a message that fails is handled
-        again as `retry` says, and its partition waits for it. With
+        partition are handled one at a time, in order. A message whose handler fails is
+        handled again as `retry` says, while its partition waits. With
         `commit_interval_s=None` nothing is committed until `commit` is called, in a
         handler or elsewhere.
 
         Args:
             handler: handles one message; an exception is a failure.
-            concurrency: how many messages are handled at once, 1 or more; of each
-                partition one.
+            concurrency: number of messages handled at once, 1 or more; one of each
+                partition.
             retry: policy for failures.
-            timeout: seconds until no more messages are begun. Running handlers have
-                `revoke_timeout_s` to end, then they are cancelled and have a second;
-                dead letters have half a second. It returns after that (5 s later where
-                the disk of a local retry store hangs), also when a handler goes on,
+            timeout: seconds until no more handlers are started. Running ones then have
+                `revoke_timeout_s` to end, before they are cancelled and have one more
+                second; dead letters have half a second. Then it returns (5 s later if
+                the disk of a local retry store hangs), even if a handler still runs,
                 which keeps its partition until it ends. The consumer stays open, and
-                may be run again.
-                None: until another task or thread calls `close`.
+                may be run again. None runs until another task or thread calls `close`.
 
         Raises:
-            NoTopicError: `retry` sends dead letters to a topic that does not exist.
-                That of a topic which matches a pattern later is named by `health`.
+            NoTopicError: `retry` sends dead letters to a topic that does not exist. If
+                the consumer's topic matched a pattern later, `health` reports it.
             HandlerFailedError: a message was given up, and `retry` says to stop.
-            ConfigError: the handler is a plain function; its message comes again.
+            ConfigError: the handler is a plain function; its message is delivered
+                again.
             RequestTimeoutError: the local retry store could not be opened in time.
             MetaqError: the consumer has failed, is running already, or is not started.
 
@@ -309,19 +309,19 @@ class AsyncConsumer(ConsumerLife):
             await handling.close()
 
     def begin_handling(self, concurrency: int, retry: RetryPolicy) -> Handling:
-        """Make the state that the workers of a `run` share, for both worlds.
+        """Create the state that the workers of a `run` share, for both worlds.
 
         Args:
-            concurrency: workers, 1 to `CONCURRENCY_MAX`.
-            retry: what becomes of a message whose handler fails.
+            concurrency: number of workers, 1 to `CONCURRENCY_MAX`.
+            retry: policy for failures.
 
         Returns:
-            The state; its caller closes it.
+            The state; the caller closes it.
 
         Raises:
-            ConfigError: `concurrency` is outside its range.
-            TypeError: `retry` is no policy.
-            ClientError: the consumer is not started, or is run already.
+            ConfigError: `concurrency` is out of range.
+            TypeError: `retry` is not a RetryPolicy.
+            ClientError: the consumer is not started, or is running already.
         """
         check_whole("concurrency", concurrency, 1, CONCURRENCY_MAX)
         if not isinstance(retry, RetryPolicy):
@@ -347,40 +347,41 @@ class AsyncConsumer(ConsumerLife):
     async def commit(
         self, what: Committable | None = None, timeout: float | None = None
     ) -> None:
-        """Commit what is handled, or what is named; durable on return.
+        """Commit handled messages, or the given messages or offsets; durable on return.
 
-        None: all messages handed out, the last one included; in a `run` all whose
-        handlers have returned, in a hook all that are handled. Partitions that are
-        not ours any more are left out.
+        None: all messages handed out, including the last one; in a `run` all whose
+        handlers have returned, in a hook all that are handled. Partitions that are no
+        longer assigned are left out.
 
-        A message, messages or a batch: up to them, and with them. They count as
-        handled: no later commit goes back to before them, and one that is committed
-        already is no error. Offsets of partitions may go back, too; automatic commits
-        go on from there when more is handled. `seek`, `rollback` and an assignment end
-        both. Of an offset that is beside no message handed out last its broker is asked
-        first, as by `seek`.
+        A message, messages or a batch: up to and including them. They count as handled,
+        so no later commit goes back before them; it is no error if they are committed
+        already. Offsets of partitions may also go back; automatic commits continue from
+        there when more is handled. `seek`, `rollback` and an assignment end both. The
+        broker first checks an offset that is not next to a message handed out last, as
+        for `seek`.
 
-        A commit during another one waits for it, and writes the newest offsets of all
-        that wait.
+        A commit during another one waits for it, then writes the newest offsets of all
+        waiting commits.
 
         Args:
-            what: None; a message, or messages; a batch; or the next offset of each
-                partition, a `TopicPartition`, or `"0-3"` where one topic is read.
+            what: None; a message, or messages; a batch; or a mapping of partitions,
+                `TopicPartition` or names like `"0-3"` if one topic is read, to their
+                next offsets.
             timeout: seconds; None takes the client's `request_timeout_s`.
 
         Raises:
-            OwnershipLostError: a named partition, or that of the message being
+            OwnershipLostError: a given partition, or that of the message being
                 handled, belongs to another member now; the others are committed. Or
                 called in a hook whose partitions are lost; nothing is committed.
-            ClientError: an offset outside the log, or within a message, is not
+            ClientError: an offset outside the log, or inside a message, is not
                 committed; the others are.
             RequestTimeoutError: the time is over; consequences as for MetaqError.
             MetaqError: the store could not write; handled messages stay handled, and
                 the next commit tries again. Or an offset could not be checked, and is
                 not committed.
             TransactionError: a block of `exactly_once` is open.
-            TypeError: `what` is something else.
-            ConfigError: an offset, or the name of a partition, that is none.
+            TypeError: `what` is of another type.
+            ConfigError: an offset or the name of a partition is invalid.
         """
         self._require_loop()
         check_timeout(timeout)
@@ -391,13 +392,13 @@ class AsyncConsumer(ConsumerLife):
             raise error
 
     def commit_nowait(self, what: Committable | None = None) -> asyncio.Future[None]:
-        """Begin a commit, as `commit` does, and do not wait for it.
+        """Begin a commit as `commit` does, without waiting for it.
 
         Returns:
-            A future that ends as `commit` would: within `request_timeout_s` when no
-            other commit is under way, within twice that in every case, and with the
-            client at the latest. Cancelling it cancels no commit. An error that is not
-            asked for is logged, and `health` reports it.
+            A future with the outcome of the commit: within `request_timeout_s` if no
+            other commit is in progress, else within twice that, and at the latest when
+            the client closes. Cancelling it does not cancel the commit. An error that
+            the caller does not retrieve is logged, and `health` reports it.
 
         Raises:
             ClosedError: it belongs to another event loop.
@@ -412,7 +413,7 @@ class AsyncConsumer(ConsumerLife):
         return future
 
     def commit_order(self, what: Committable | None) -> CommitOrder:
-        """Return what a commit of now means; the reader's own thread calls this.
+        """Return the order for a commit at this moment; called on the reader's thread.
 
         Raises:
             TransactionError: a block of `exactly_once` is open.
@@ -425,7 +426,7 @@ class AsyncConsumer(ConsumerLife):
         if what is not None:
             return read_committable(what, self.topics)
         try:
-            # The message being handled is not the hook's.
+            # A hook does not confirm the message that the reader is handling.
             if not is_inside:
                 self.current_batch.confirm()
         except MetaqError as error:
@@ -437,15 +438,15 @@ class AsyncConsumer(ConsumerLife):
         partitions: Collection[TopicPartition | str] | None = None,
         timeout: float | None = None,
     ) -> dict[TopicPartition, Offset | None]:
-        """Return the committed offsets of the group, as its store has them now.
+        """Return the committed offsets of the group, read from its store.
 
         Args:
-            partitions: a list of partitions, also of others than ours, each as for
-                `commit`; None: those that are read now.
+            partitions: list of partitions, each as for `commit`, assigned or not; None:
+                the assigned ones.
             timeout: seconds; None takes the client's `request_timeout_s`.
 
         Returns:
-            The offset of each partition; None where nothing was ever committed.
+            The offset of each partition; None if nothing was ever committed.
 
         Raises:
             RequestTimeoutError: the time is over.
@@ -466,30 +467,30 @@ class AsyncConsumer(ConsumerLife):
     async def seek(
         self, partition: TopicPartition | str, to: Goal, timeout: float | None = None
     ) -> None:
-        """Continue elsewhere; fetched messages of the partition are dropped.
+        """Continue at another offset; fetched messages of the partition are dropped.
 
-        The broker is asked before anything moves: an offset costs three short requests,
-        and of a MetaQ 1.4 broker 2 MiB around it are read. Messages may be handed out
-        in the meantime.
+        The broker is asked first: an offset takes three short requests, and at a MetaQ
+        1.4 broker 2 MiB around it are read. Messages may be handed out until it has
+        answered.
 
         Args:
-            partition: one that is assigned; `0-3` where there is one topic.
+            partition: an assigned partition; a name like `0-3` if one topic is read.
             to: "earliest" for the log start, "latest" for its end; a datetime for the
                 first message of that time or later (local time without a zone); or an
-                offset, at which a message begins or the log ends.
+                offset at which a message begins or the log ends.
             timeout: seconds; None takes the client's `request_timeout_s`.
 
         Raises:
-            ClosedError: the partition is not ours.
-            ClientError: an offset outside the log, or within a message: the text names
-                the nearest ones that are not. Nothing moved, as after any error.
-            CannotAnswerError: a time, of a MetaQ 1.4 broker, which knows none.
-            ConfigError: no name of a partition; or no place in any.
+            ClosedError: the partition is not assigned to this consumer.
+            ClientError: an offset outside the log, or inside a message; the text names
+                the nearest valid ones. After any error, reading continues as before.
+            CannotAnswerError: a time at a MetaQ 1.4 broker, which has no times.
+            ConfigError: the name of the partition, or `to`, is invalid.
             TypeError: `partition` or `to` is of another type.
             RequestTimeoutError: the time is over.
             MetaqError: the broker cannot be asked, or refuses.
 
-        Cancellation: nothing moved.
+        Cancellation: reading continues as before.
         """
         self._require_loop()
         check_goal("to", to)
@@ -509,7 +510,7 @@ class AsyncConsumer(ConsumerLife):
         self._subscription.move(partition, offset)
 
     async def rollback(self, timeout: float | None = None) -> None:
-        """Have everything since the last commit delivered again.
+        """Go back to the committed offsets; later messages are delivered again.
 
         Args:
             timeout: seconds; None takes the client's `request_timeout_s`.
@@ -522,7 +523,7 @@ class AsyncConsumer(ConsumerLife):
         limit_s = self._context.limit_s(timeout)
         asking = self._subscription.last_commits(self._context.deadline_s(limit_s))
         offsets = await within(limit_s, asking, f"{self}: rollback")
-        # No await in this loop: an assignment may end, and only half would be moved.
+        # No await in this loop: if an assignment ended, only some would be moved.
         for partition, offset in offsets.items():
             self._move(partition, offset)
         self._subscription.drop_handled_ids()
@@ -532,7 +533,7 @@ class AsyncConsumer(ConsumerLife):
         """Decisions about batches, for `AsyncMessageBatch.block`.
 
         Raises:
-            ConfigError: its offsets are stored by time, or not in ZooKeeper.
+            ConfigError: offsets are committed automatically, or not in ZooKeeper.
         """
         interval_s = self.options.commit_interval_s
         if interval_s is not None:
@@ -549,19 +550,19 @@ class AsyncConsumer(ConsumerLife):
         return self._subscription.decisions
 
     def acknowledge(self, offsets: Mapping[TopicPartition, Offset]) -> None:
-        """Note that handled messages are decided, for the filter of duplicates."""
+        """Note that the messages before these offsets are stored; for duplicates."""
         self._subscription.acknowledge(offsets)
 
 
 class AsyncMessageBatch(ListedMessages[AsyncConsumer]):
-    """Messages that are handled together; made by `AsyncConsumer.batches`."""
+    """Messages that are handled together; created by `AsyncConsumer.batches`."""
 
     def block(self, parts: TransactionParts) -> AsyncExactlyOnce:
-        """Return the block that writes it, for `AsyncProducer.exactly_once`.
+        """Return the block that writes its results, for `AsyncProducer.exactly_once`.
 
         Raises:
-            ConfigError: the consumer stores its offsets by time, or not in ZooKeeper;
-                or it is of another client than the producer.
+            ConfigError: the consumer commits automatically, or not in ZooKeeper; or it
+                and the producer are of different clients.
         """
         return AsyncExactlyOnce(
             parts,
@@ -573,14 +574,14 @@ class AsyncMessageBatch(ListedMessages[AsyncConsumer]):
         )
 
     def lost(self) -> list[TopicPartition]:
-        """Return its partitions that went since; while it is the last batch."""
+        """Return its partitions lost since; call it only for the last batch."""
         return self._filling.lost()
 
     def redeliver(self) -> None:
-        """Have its messages delivered again; the next owner does for lost partitions.
+        """Deliver its messages again; the next owner does for lost partitions.
 
-        Where later ones were requested before, all from the stored offsets on come
-        again: a batch that is written beyond it would take its place.
+        If later messages were requested already, all messages from the stored offsets
+        on are delivered again, so that no later batch is stored without this one.
         """
         if self.is_last:
             self.consumer.current_batch.release()
@@ -588,8 +589,8 @@ class AsyncMessageBatch(ListedMessages[AsyncConsumer]):
             self.consumer.decider.restart(self.offsets)
 
     def confirm(self) -> None:
-        """Count its messages as handled: their offsets are stored."""
-        if self.is_last:  # else they are, and later ones are not
+        """Count its messages as handled, after their offsets were stored."""
+        if self.is_last:  # else they count already, and later ones must not
             self.consumer.current_batch.count()
         self.consumer.acknowledge(self.offsets)
 
@@ -608,6 +609,6 @@ class AsyncMessageBatch(ListedMessages[AsyncConsumer]):
 
 
 def _retrieve(future: asyncio.Future[None]) -> None:
-    """Take the error, for which no caller may ask; it is logged."""
+    """Retrieve the error, which no caller may do; it is logged already."""
     if not future.cancelled():
         future.exception()

@@ -1,8 +1,7 @@
-"""Start, end and condition of a consumer: the base of `AsyncConsumer`.
+"""Start, close and health of a consumer: the base of `AsyncConsumer`.
 
-It connects other parts, which decide which partitions it reads (`assignments.py`), own
-the partitions (`subscription_state.py`), the wire (`fetcher.py`) and the messages
-(`fetch_buffer.py`).
+It connects the parts that choose its partitions (`assignments.py`), hold their state
+(`subscription_state.py`), fetch (`fetcher.py`) and buffer messages (`fetch_buffer.py`).
 
 Source: docs/metaq-1.4/client.md 10 to 13.
 """
@@ -49,7 +48,7 @@ _log = logging.getLogger(__name__)
 
 
 class ConsumerLife:
-    """A consumer, without what it hands out. Everything is called on its loop."""
+    """A consumer without its messages and offsets. Everything is called on its loop."""
 
     def __init__(
         self,
@@ -62,14 +61,14 @@ class ConsumerLife:
         options: ConsumerOptions,
         marks: Marks,
     ) -> None:
-        """Prepare; `AsyncClient.consumer` is the way in.
+        """Create a consumer that reads nothing yet; use `AsyncClient.consumer`.
 
         Args:
             context: the client's parts.
             group: consumer group; part of commits and gets.
-            topics: the subscribed topics, which are followed; owned from now on.
-            source: source of our partitions; owned from now on.
-            store: store of offsets; owned from now on.
+            topics: the subscribed topics; owned by the consumer.
+            source: source of its partitions; owned by the consumer.
+            store: offset store; owned by the consumer.
             options: options chosen by the user.
             marks: shared by the consumers of one client.
         """
@@ -110,7 +109,7 @@ class ConsumerLife:
 
     @property
     def topics(self) -> Collection[str]:
-        """Names of the topics that it reads; those that match a pattern now, too."""
+        """Names of the subscribed topics, including those that match a pattern now."""
         return self._topics.names
 
     # -- life -------------------------------------------------------------------------
@@ -119,16 +118,16 @@ class ConsumerLife:
         """Join the group and begin to fetch; `async with` calls it.
 
         Args:
-            timeout: seconds for all of it; None: each request has `request_timeout_s`,
-                and the name of a process that died is waited for up to
-                `session_timeout_s`.
+            timeout: seconds in all; None: each request has `request_timeout_s`, and it
+                waits up to `session_timeout_s` for the member name of a process that
+                died.
 
         Raises:
             ClosedError: it was started before, or closed during the call.
             CoordinationError: ZooKeeper cannot be reached in time; it is closed.
             RequestTimeoutError: the time is over; it is closed, and leaves its group
                 as soon as ZooKeeper answers.
-            FilterError: `where` is none.
+            FilterError: `where` cannot be parsed.
             ExchangeError: one of the topics is an exchange.
             MetaqError: it could not join, or not read its offsets; it is closed.
 
@@ -170,14 +169,14 @@ class ConsumerLife:
 
     async def _start_source(self) -> None:
         await self._source.start(self._subscription)
-        # For a topic that is watched already there is no event.
+        # A topic that is watched already causes no snapshot event.
         snapshot = self._context.metadata.snapshot
         try:
             refuse_exchanges(snapshot, self.topics)
             if self.is_closed:
                 raise ClosedError(f"{self} is closed")
         except MetaqError:
-            # Else it would stay a member, and keep partitions that nothing reads.
+            # Leave the group: it would own partitions without reading them.
             await self._source.stop()
             raise
         self._unserved.update(snapshot, self.group, self.assignment())
@@ -219,7 +218,7 @@ class ConsumerLife:
         return self._ended.is_set()
 
     def require_started(self) -> None:
-        """Raise ClosedError when nothing can ever be received."""
+        """Raise ClosedError if it was not started."""
         if self._state is ConsumerState.NEW:
             raise ClosedError("the consumer is not started: use it as 'with'")
 
@@ -228,23 +227,23 @@ class ConsumerLife:
 
         The message being handled counts as handled only if `commit` was called or the
         next one requested. A loop in another task or thread has `revoke_timeout_s` to
-        do that. With `commit_interval_s=None` nothing is committed, but a running
-        `commit` is waited for. A second call waits for the first.
+        do that. With `commit_interval_s=None` nothing is committed, but it waits for a
+        running `commit`. A second call waits for the first.
 
         Args:
-            timeout: seconds for all of it, at most half of them for the message being
-                handled. After that nothing is waited for: messages without a commit are
-                delivered again, and the group is left as soon as ZooKeeper answers, at
-                the latest at the end of the session. None: the last commit and leaving
-                the group have `request_timeout_s` each, the store `close_timeout_s`.
+            timeout: seconds in all, at most half of them for the message being handled.
+                Then it stops waiting: uncommitted messages are delivered again, and it
+                leaves the group as soon as ZooKeeper answers, at the latest at the end
+                of the session. None: the last commit and leaving the group have
+                `request_timeout_s` each, the store `close_timeout_s`.
 
         Raises:
             ClosedError: it belongs to another event loop; it is not closed.
             ClientError: a hook raised during the call; it is closed. Or called in a
-                hook, which it would wait for; it is not closed.
+                hook, for which it would wait; it is not closed.
 
-        Cancellation: the partitions are revoked at once, and the group is left;
-        messages without a commit are delivered again.
+        Cancellation: it revokes the partitions at once and leaves the group;
+        uncommitted messages are delivered again.
         """
         self._require_loop()
         refuse_inside(self.hooks, "close")
@@ -270,7 +269,7 @@ class ConsumerLife:
             raise self.hooks.error
 
     async def _end(self, deadline_s: float | None) -> None:
-        """Wake waiters for messages, and close the store."""
+        """Fail the waiters for messages, and end tasks, hooks and the store."""
         self.fetch_buffer.fail(ClosedError(f"{self} is closed"))
         try:
             await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -288,7 +287,7 @@ class ConsumerLife:
         return await self._subscription.commit(order, self._context.deadline_s(timeout))
 
     def limit_s(self, timeout: float | None) -> float:
-        """Return the seconds that a call may take; None: `request_timeout_s`."""
+        """Return the time limit of a call, in seconds; None: `request_timeout_s`."""
         return self._context.limit_s(timeout)
 
     def _require_loop(self) -> None:
@@ -319,19 +318,19 @@ class ConsumerLife:
     # -- state ------------------------------------------------------------------------
 
     def assignment(self) -> frozenset[TopicPartition]:
-        """Return the partitions that are read now."""
+        """Return the partitions assigned to this consumer, which it reads."""
         return self._subscription.partitions
 
     async def lag(self, timeout: float | None = None) -> dict[TopicPartition, Lag]:
-        """Return the distance of handling from the end of each partition's log.
+        """Return how far the handled messages are from the end of each partition's log.
 
         Args:
             timeout: seconds; None takes the client's `request_timeout_s`.
 
         Returns:
-            The lag of each partition that is read, and `UNKNOWN_LAG` of each one that
-            is read beyond its log end, or is away: those that brokers have recorded,
-            and those of which the group has committed an offset.
+            The lag of each assigned partition, and `UNKNOWN_LAG` for each one that is
+            read beyond its log end, or is away: recorded by a broker, or with a
+            committed offset of the group, but not served.
 
         Raises:
             MetaqError: a broker, or ZooKeeper, cannot be asked.
@@ -352,7 +351,7 @@ class ConsumerLife:
         return lags
 
     def health(self) -> Health:
-        """Return the consumer's condition, without a request; cheap."""
+        """Return the consumer's condition; cheap, and without a request."""
         fetch_buffer, state = self.fetch_buffer, self._state
         problems = self._subscription.problems() + self._unserved.problems()
         problems += self._topics.problems()

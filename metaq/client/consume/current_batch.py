@@ -1,16 +1,15 @@
 """The batches that a reader holds, and which of their messages are handled.
 
-One task or thread at a time reads a consumer, sync or async. Its loop and its `receive`
-both hand out messages of this batch, and take turns. A second reader would count
-messages of the first one as handled, so it is refused when it is detected.
+One task or thread at a time reads a consumer, in either world. Its loop and its
+`receive` hand out messages of the same batch, in turn. A second reader is refused when
+it is detected, because it would count messages of the first one as handled.
 
-A message is handled when the next one is requested. The end of the loop does not mean
-that the last message is handled, so it stays current: the next loop over the same
-consumer counts it, `commit` counts it, a clean end of the `with` block counts it, and
-an exception does not.
+A message is handled when the next one is requested. The end of a loop may be a `break`,
+so the last message stays current. It counts as handled in the next loop over the
+consumer, in `commit`, and when the `with` block ends without an exception.
 
-A loop and `receive` hold one batch. A list of messages may be of several (`Filling`):
-all but the last are handed out to the end, and go back when the next message is
+A loop and `receive` hold one batch. A list of messages (`Filling`) may hold several:
+all but the last are handed out to the end, and are given back when the next message is
 requested.
 """
 
@@ -32,26 +31,26 @@ TWO_READERS: Final = (
 )
 
 Looper: TypeAlias = asyncio.Task[Any] | threading.Thread
-"""Task or thread that runs a loop over a consumer."""
+"""Task or thread that loops over a consumer."""
 
 
 class CurrentBatch:
-    """Batches held by one consumer's reader. Used by one thread at a time."""
+    """Batches held by a consumer's reader. Used by one thread at a time."""
 
     def __init__(self, fetch_buffer: FetchBuffer) -> None:
         self.fetch_buffer = fetch_buffer
         self.held: list[FetchedBatch] = []
-        """Of each partition one; all but the last are handed out to the end."""
+        """At most one per partition; all but the last are handed out to the end."""
         self.last_list: Filling | None = None
-        """The list that was requested last; None after any other request."""
+        """The list, if it was requested last; None after any other request."""
         self._loopers: list[Looper] = []
         self._taking = threading.Lock()
 
-    # -- whose batch it is ------------------------------------------------------------
+    # -- readers ----------------------------------------------------------------------
 
     @contextmanager
     def loop_of(self, who: Looper) -> Iterator[None]:
-        """Register a running loop for the time of the block; refuse a second one."""
+        """Register a loop for the duration of the block; refuse a second reader."""
         self.require_free_for(who)
         self._loopers.append(who)
         try:
@@ -60,21 +59,21 @@ class CurrentBatch:
             self._loopers.remove(who)
 
     def is_free_for(self, who: Looper) -> bool:
-        """Return whether no other task or thread may run a loop.
+        """Return whether no other task or thread runs a loop.
 
-        A loop left open by a task or thread that has ended does not count: a task that
-        breaks out of `async for` ends before its iterator does.
+        A loop of a task or thread that has ended does not count, because a task that
+        breaks out of `async for` may end before its iterator is closed.
         """
         return all(one is who or _has_ended(one) for one in self._loopers)
 
     def require_free_for(self, who: Looper) -> None:
-        """Raise ClientError if another task or thread may run a loop."""
+        """Raise ClientError if another task or thread runs a loop."""
         if self._loopers and not self.is_free_for(who):
             raise ClientError(TWO_READERS)
 
     @contextmanager
     def taking(self) -> Iterator[None]:
-        """Reserve the wait for a batch for this block; ClientError if it is taken."""
+        """Let only one block at a time wait for batches; ClientError for a second."""
         if not self._taking.acquire(blocking=False):
             raise ClientError(TWO_READERS)
         try:
@@ -85,7 +84,7 @@ class CurrentBatch:
     # -- messages ---------------------------------------------------------------------
 
     def hold(self, batch: FetchedBatch) -> None:
-        """Make a batch the current one; that of its partition is part of it now."""
+        """Hold a batch as the last one; it replaces a held one of its partition."""
         for one in self.held:
             if one.partition == batch.partition:
                 self.give_back(one)
@@ -94,7 +93,7 @@ class CurrentBatch:
     def pieces(self) -> Iterator[Iterator[Message]]:
         """Hand out the rest of the current batch, then give it back.
 
-        It comes in one piece, and in more if `some` hands out messages in between.
+        It is one piece, or more if `some` hands out messages in between.
         """
         while (batch := self._current()) is not None:
             yield batch.begin()
@@ -103,7 +102,7 @@ class CurrentBatch:
                 self.give_back(batch)
 
     def some(self, count_max: int) -> list[Message]:
-        """Hand out up to so many messages at once; [] when a new batch is needed."""
+        """Hand out up to `count_max` messages; [] if a new batch is needed."""
         batch = self._current()
         if batch is None:
             return []
@@ -113,12 +112,12 @@ class CurrentBatch:
         return many
 
     def interrupt(self) -> None:
-        """Have the present piece end after its present message. From any thread."""
+        """End the present piece after its present message. For any thread."""
         for batch in self.held:
             batch.interrupt()
 
     def begin_list(self, filling: "Filling") -> None:
-        """Count the messages handed out as handled: a list of more is requested."""
+        """Count the messages handed out as handled, because a list is requested."""
         batch = self._current()
         if batch is not None:
             batch.confirm()
@@ -127,7 +126,7 @@ class CurrentBatch:
         self.last_list = filling
 
     def _current(self) -> FetchedBatch | None:
-        """Return the current batch; those before it are handled and given back."""
+        """Return the current batch; confirm and give back those before it."""
         self.last_list = None
         while len(self.held) > 1:
             self.held[0].confirm()
@@ -138,8 +137,8 @@ class CurrentBatch:
         """Count the messages handed out as handled.
 
         Raises:
-            OwnershipLostError: a partition was lost; another member will get these
-                messages. Those of the others are counted.
+            OwnershipLostError: a partition was lost, and its messages will be delivered
+                again; those of other partitions are counted.
         """
         lost = [one for one in self.held if not self.fetch_buffer.is_current(one)]
         self.held = [one for one in self.held if one not in lost]
@@ -151,15 +150,15 @@ class CurrentBatch:
             )
 
     def count(self) -> None:
-        """Count the messages handed out as handled, also if revoked."""
+        """Count the messages handed out as handled, even of lost partitions."""
         for batch in self.held:
             batch.confirm()
 
     def drop(self, partition: TopicPartition | None = None) -> None:
-        """Give batches back for good: a running loop continues with the next one.
+        """Stop batches and give them back: a running loop continues with the next one.
 
         Args:
-            partition: only the batch of this one; None: all.
+            partition: only the batch of this partition; None: all.
         """
         for batch in tuple(self.held):
             if partition in (None, batch.partition):
@@ -167,10 +166,10 @@ class CurrentBatch:
                 self.give_back(batch)
 
     def recover(self) -> None:
-        """Repair the state after Ctrl-C inside this module or the buffer.
+        """Repair the state after Ctrl-C inside this module or the fetch buffer.
 
-        Messages that were about to be handed out are handed out again, and perhaps the
-        message before them.
+        Messages that were about to be handed out are handed out later, perhaps after a
+        repetition of the message before them.
         """
         self.held, self.last_list = [], None
         if self._taking.locked():
@@ -189,10 +188,10 @@ class CurrentBatch:
 
 
 class Filling:
-    """Messages for one list, of several batches, up to a count and a size.
+    """Collects messages of several batches for one list, up to a count and a size.
 
-    Messages of a partition that is revoked or paused before the list is full are left
-    out. Owner: the reader; it calls `add_nowait`, waits, and calls it again.
+    Messages of a partition that is revoked or paused before the list is complete are
+    left out. Owned by the reader, which calls `add_nowait`, waits, and calls it again.
     """
 
     def __init__(
@@ -202,9 +201,9 @@ class Filling:
 
         Args:
             current: batches of the reader.
-            count_max: most messages, 1 or more.
-            bytes_max: most bytes of the log that they come from, but one message of
-                any size; None: no bound.
+            count_max: maximum number of messages, 1 or more.
+            bytes_max: maximum bytes of the log from their first to their last message,
+                summed over partitions; a single message may be larger. None: no limit.
         """
         self._current = current
         self._count_max = count_max
@@ -226,11 +225,11 @@ class Filling:
 
     @property
     def is_last(self) -> bool:
-        """Whether no message was requested after those of this list."""
+        """Whether no messages were requested after this list."""
         return self._current.last_list is self
 
     def lost(self) -> list[TopicPartition]:
-        """Return its partitions that went since, also if they are ours again."""
+        """Return its partitions that were lost since, even if assigned again."""
         current = self._current
         held = [one for one in current.held if one.partition in self.offsets]
         return [
@@ -238,7 +237,7 @@ class Filling:
         ]
 
     def add_nowait(self) -> bool:
-        """Add what is there; return whether the list is to be handed out now.
+        """Add available messages; return whether to hand the list out now.
 
         Raises:
             MetaqError: the consumer has failed, and the list is empty.
@@ -261,7 +260,7 @@ class Filling:
                 return True
             if batch is None:
                 return False
-            self._leave_out_halted()  # `batch` may be of one that was read before
+            self._leave_out_halted()  # `batch` may follow one that was halted
             current.hold(batch)
 
     def _add(self, batch: FetchedBatch, count_max: int) -> bool:

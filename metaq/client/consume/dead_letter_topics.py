@@ -1,9 +1,9 @@
-"""Topics of dead letters are looked for when a `run` begins, not when one is needed.
+"""Check of the dead-letter topics at the beginning of a `run`.
 
-A topic that is missing holds up its partition at the first message that is given up,
-perhaps days later. That of a topic which begins to match a pattern during a run is
-made with its first dead letter, or named by `health()`: to end the run would stop the
-other topics.
+Without it, a missing topic would block a partition at the first message that is given
+up, perhaps days later. The dead-letter topic of a topic that matches a pattern only
+during the run is created with its first dead letter, or reported by `health()`; ending
+the run would stop the other topics.
 """
 
 import logging
@@ -21,16 +21,16 @@ _log = logging.getLogger(__name__)
 
 
 class LetterTopics:
-    """The topics of dead letters of one run. Owner: the run. Concurrency: one loop."""
+    """Dead-letter topics of one run. Owned by the run. Concurrency: one loop."""
 
     def __init__(
         self, context: ClientContext, policy: RetryPolicy, topics: Collection[str]
     ) -> None:
-        """Prepare.
+        """Create it; nothing is checked yet.
 
         Args:
             context: the client's parts.
-            policy: nothing is looked for where it sends no dead letters.
+            policy: policy of the run; without dead letters nothing is ever checked.
             topics: topics of the consumer; more may match its patterns later.
         """
         self._context = context
@@ -39,23 +39,23 @@ class LetterTopics:
         self._found: set[str] = set()
 
     async def require(self, timeout: float | None) -> None:
-        """Refuse, or make, topics of dead letters that do not exist.
+        """Create missing dead-letter topics, or refuse to run without them.
 
-        Where the cluster cannot be asked it is logged, and the run begins: what it
-        reads may be there all the same.
+        If the cluster cannot be asked, a warning is logged and the run begins, because
+        its messages may still be available.
 
         Args:
             timeout: seconds; None takes `request_timeout_s`.
 
         Raises:
-            NoTopicError: one does not exist, and the policy does not have it made.
-            ConfigError: no topic can have such a name.
-            MetaqError: it cannot be made, as `AsyncAdmin.create_topic` says.
+            NoTopicError: one is missing, and the policy does not create it.
+            ConfigError: the name of one is invalid.
+            MetaqError: one cannot be created, as `AsyncAdmin.create_topic` says.
         """
         await self._require(self._topics, timeout)
 
     async def make(self, topic: str, timeout: float | None) -> None:
-        """Make that of a topic which is read since the run began, if the policy does.
+        """Create the dead-letter topic of a topic if it is missing and the policy does.
 
         Raises:
             MetaqError: as `require`.
@@ -64,14 +64,14 @@ class LetterTopics:
             await self._require([topic], timeout)
 
     def forget(self) -> None:
-        """Look again before the next dead letter: one was refused."""
+        """Check again before the next dead letter, because one was refused."""
         self._found.clear()
 
     def problems(self) -> list[str]:
-        """Return a sentence for each that a topic lacks; without a request.
+        """Return a sentence for each missing dead-letter topic; without a request.
 
-        Only a consumer with patterns reads topics that `require` has not seen, and
-        knows the names that there are.
+        Only a consumer with patterns reads topics that `require` did not check, and
+        only such a consumer has the names of all topics in its snapshot.
         """
         names = self._context.metadata.snapshot.names
         if names is None or self._policy.create_dead_letter_topic:
@@ -97,7 +97,7 @@ class LetterTopics:
         except (CoordinationError, NoBrokerError) as error:
             _log.warning("topics of dead letters are not looked for: error=%s", error)
             return
-        # A broker that has never answered may have it.
+        # A broker that has never answered may have the topic.
         missing = () if snapshot.silent else missing_topics(snapshot, names)
         for name in missing:
             if name in snapshot.puts:

@@ -1,18 +1,19 @@
-"""Exactly once, from topic to topic: a batch of messages and what is made of them.
+"""Exactly once, from topic to topic: a batch of messages and the messages made of them.
 
     async for batch in consumer.batches():
         async with producer.exactly_once(batch) as tx:
             for message in batch:
                 await tx.send("enriched", transform(message), key=message.key)
 
-Theory of operation. The messages are those of one XA transaction. At the end of the
-block its branches are prepared; then the batch's consumer decides, by one write that
-moves the group's offsets and names the transaction; then the branches are committed.
+Theory of operation. The new messages are sent in one XA transaction. At the end of the
+block its branches are prepared; then the consumer decides, by one write that moves the
+group's offsets and names the transaction; then the branches are committed.
 
     OPEN ── flush, prepare ──> PREPARED ── decide ──> DECIDED ── commit ──> complete
       └── an exception: rolled back, and the batch is delivered again
 
-What decides, and why no crash leaves a half, is in `metaq/client/decisions/rules.py`.
+`metaq/client/decisions/rules.py` has the decision, and why a crash leaves all or
+nothing.
 """
 
 import asyncio
@@ -45,17 +46,17 @@ from metaq.record.checksum import BytesLike
 from metaq.record.flags import Headers
 
 FLUSH_COUNT: Final = 1000
-"""Messages that wait in the client before they are sent together."""
+"""Number of waiting messages at which they are sent, together."""
 FLUSH_BYTES: Final = 256 * 1024
-"""Bytes of these messages, likewise."""
+"""Bytes of waiting messages at which they are sent."""
 
 
 class AsyncExactlyOnce:
-    """The messages made of one batch. Owner: the caller of `exactly_once`.
+    """Sends the messages made of one batch. Owned by the caller of `exactly_once`.
 
     Lifecycle: one `async with` block.
 
-    Concurrency: on the loop; `add` from any thread.
+    Concurrency: on the loop; `add` on any thread.
     """
 
     def __init__(
@@ -68,18 +69,18 @@ class AsyncExactlyOnce:
         redeliver: Callable[[], None],
         lost: Callable[[], list[TopicPartition]],
     ) -> None:
-        """Prepare; nothing is asked.
+        """Create the block; entering it begins the transaction.
 
         Args:
-            parts: of the producer.
-            batch: the present one of its consumer.
+            parts: parts of the producer.
+            batch: the last batch of its consumer.
             decider: decisions of the consumer.
             confirm: counts the messages of the batch as handled.
-            redeliver: has them delivered again.
-            lost: returns the partitions of the batch that went since.
+            redeliver: delivers them again.
+            lost: returns the partitions of the batch that were lost since.
 
         Raises:
-            ConfigError: the consumer is not of the same client.
+            ConfigError: consumer and producer are of different clients.
         """
         self._parts = parts
         self._batch = batch
@@ -98,7 +99,7 @@ class AsyncExactlyOnce:
 
     @property
     def id(self) -> str:
-        """Key of its transaction, as brokers list it; "" outside of the block."""
+        """Key of the transaction in the brokers' lists; "" outside the block."""
         return "" if self._current is None else format_key(self._current.xid)
 
     # -- messages ---------------------------------------------------------------------
@@ -117,19 +118,19 @@ class AsyncExactlyOnce:
         """Add one message; it is sent with others, at the latest at the block's end.
 
         Args:
-            topic: any topic of the cluster, at brokers of this project.
+            topic: any topic of the cluster, on brokers of this package.
             data: application bytes.
-            attribute: application attribute; "" is one, None is none.
+            attribute: application attribute; "" is an attribute, None means none.
             key: stored; the same key goes to the same partition as in `send`.
             headers: names and bytes, stored in this order; a dict, or pairs.
             tag: text stored as the header `tag`, for consumers with `where`.
-            partition: `<broker>-<partition>`, to send it there and nowhere else.
+            partition: `<broker>-<partition>`, the only partition to send it to.
 
         Raises:
-            TransactionError: the block has not begun, or has ended; or the broker is
-                one of MetaQ 1.4.
-            MetaqError: an earlier message could not be sent: all are rolled back.
-                See `TransactionSends.send`.
+            TransactionError: the block has not begun or has ended, or a MetaQ 1.4
+                broker has the partition.
+            MetaqError: an earlier message could not be sent; all are rolled back. See
+                `TransactionSends.send`.
 
         Cancellation: all are rolled back.
         """
@@ -142,11 +143,11 @@ class AsyncExactlyOnce:
     async def send_many(
         self, topic: str, messages: Iterable[BytesLike | OutgoingMessage]
     ) -> None:
-        """Add a list; as `send`.
+        """Add several messages, as `send`.
 
         Args:
             topic: as in `send`.
-            messages: bytes, or `OutgoingMessage` where there is more to say.
+            messages: bytes, or `OutgoingMessage` objects with further arguments.
 
         Raises:
             As `send`.
@@ -159,11 +160,11 @@ class AsyncExactlyOnce:
         """Keep messages for the next `flush`; from any thread.
 
         Args:
-            topic: where they go.
+            topic: topic of the messages.
             messages: checked and encoded, in the order of sending.
 
         Returns:
-            Whether so many wait that they are to be flushed.
+            Whether enough wait that the caller has to call `flush`.
 
         Raises:
             TransactionError: the block is not open.
@@ -176,7 +177,7 @@ class AsyncExactlyOnce:
             return self._count >= FLUSH_COUNT or self._size >= FLUSH_BYTES
 
     async def flush(self) -> None:
-        """Send what waits, and wait until its brokers hold it; raises as `send`."""
+        """Send waiting messages, and wait until brokers have them; raises as `send`."""
         async with self._turn:
             current = self._require_open()
             with self._lock:
@@ -203,14 +204,14 @@ class AsyncExactlyOnce:
     # -- the block --------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
-        """Begin; the batch before this one is complete then.
+        """Begin the transaction, once the previous batch is complete.
 
         Raises:
-            OwnershipLostError: a partition of the batch is not ours any more.
+            OwnershipLostError: a partition of the batch was lost.
             TransactionError: another block of this consumer is open, or this batch was
                 written before.
-            TransactionInDoubtError: the batch before is decided, and a broker that is
-                away has not committed it yet; this one is delivered again.
+            TransactionInDoubtError: the previous batch is decided, but a broker that is
+                away has not committed it yet; this batch is delivered again.
             MetaqError: ZooKeeper cannot be asked; the batch is delivered again.
         """
         parts = self._parts
@@ -241,23 +242,24 @@ class AsyncExactlyOnce:
     async def __aexit__(
         self, kind: object, error: BaseException | None, trace: object
     ) -> None:
-        """Store the messages and the offsets of the batch, both; or neither.
+        """Store the new messages and the offsets of the batch: both or neither.
 
-        When an exception leaves the block nothing of it is ever readable, and the batch
-        is delivered again.
+        If an exception leaves the block, none of its messages ever becomes readable,
+        and the batch is delivered again.
 
-        *Durability.* On return ZooKeeper has the decision on a majority of its disks,
-        and the brokers have committed as their settings for transactions say.
+        *Durability.* On return a majority of the ZooKeeper servers has the decision on
+        disk, and the brokers have committed as their transaction settings say.
 
         Raises:
-            OwnershipLostError: a partition of the batch belongs to another member now:
-                nothing is stored, and those that are ours are delivered again.
-            TransactionInDoubtError: no answer says whether it is decided; the next
-                owner of the partitions finds out, and goes on from there. Or it is
+            OwnershipLostError: a partition of the batch belongs to another member now;
+                nothing is stored, and this consumer gets the messages of its own
+                partitions again.
+            TransactionInDoubtError: no answer shows whether it is decided; the next
+                owner of the partitions finds out, and continues accordingly. Or it is
                 decided, and a broker that is away will commit it.
-            LostBranchError: it is decided, and a broker has lost messages that it had
-                promised to keep, or an operator has dropped them.
-            TransactionRolledBackError: the block took longer than its transaction may.
+            LostBranchError: it is decided, but a broker has lost prepared messages, or
+                an operator has dropped them.
+            TransactionRolledBackError: the block exceeded its transaction's time-out.
             MetaqError: nothing is stored; the batch is delivered again.
 
         Cancellation: as an exception, or in doubt.
@@ -306,11 +308,11 @@ class AsyncExactlyOnce:
         await self._decider.complete(deadline_s=deadline_s)
 
     async def _prepare(self, current: XaBranches, deadline_s: float) -> list[BrokerId]:
-        """Return the brokers that have something to commit, and keep it.
+        """Prepare all branches; return the brokers that have something to commit.
 
         Raises:
-            TransactionRolledBackError: a broker has dropped its part.
-            MetaqError: one refuses, or is away.
+            TransactionRolledBackError: a broker has dropped its branch.
+            MetaqError: a broker refuses, or is away.
         """
         vote = partial(self._parts.vote, xid=current.xid, deadline_s=deadline_s)
         votes = await for_each(vote, current.branches)
@@ -327,7 +329,7 @@ class AsyncExactlyOnce:
         return [broker_id for broker_id, has_work in votes.items() if has_work]
 
     async def _give_up(self, current: XaBranches, deadline_s: float) -> None:
-        """Roll back before the decision: the batch is delivered again."""
+        """Roll back before the decision, and deliver the batch again."""
         self._parts.counters.counts.rolled_back_count += 1
         try:
             await self._decider.give_up(

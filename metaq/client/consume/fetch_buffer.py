@@ -2,38 +2,40 @@
 
     fetcher --put--> [buffer of a partition] --take--> worker --done--> handled offset
 
-Theory of operation. There is one buffer per assigned partition. A buffer is with one
-worker at a time, so a partition is handled in order for any number of workers; buffers
-with batches wait in a queue and take turns. Batches are passed on, never single
-messages: the lock is taken once per batch, and the batch that a worker holds counts its
-messages.
+Theory of operation. There is one buffer per assigned partition. Only one worker at a
+time has a batch of a buffer, so each partition is handled in order by any number of
+workers. Buffers with batches wait in a queue and take turns. Whole batches are passed
+on, not single messages: the lock is taken once per batch, and a taken batch counts its
+own handled messages.
 
-A message counts as *handled* when the worker asks for the next one
+A message counts as *handled* when the worker requests the next one
 (`current_batch.py`), or calls `FetchedBatch.confirm`. `handled` returns the offset
 after the last handled message of each partition, for a commit.
 
-A buffer is removed by `fence`, at once. `drain` before it stops the batch that is taken
-and waits until its worker gives it back (bounded). When a buffer is gone, later reports
-of its worker change nothing, and a commit of its batch is refused (`is_current`).
+`fence` removes a buffer at once. Before it, `drain` stops the taken batch and waits,
+for a bounded time, until its worker gives it back. After the removal, calls of this
+worker change nothing, and a commit of its batch is refused (`is_current`).
 
 A worker may hold batches of several partitions, all but the last handed out to the end.
-More of a partition that it holds is joined to what it has (`grown`): a buffer has at
-most one taken batch, and all of its messages that are being handled are in that.
+If it takes more of a partition that it holds, the new batch is joined to the held one
+(`grown`). So a buffer has at most one taken batch, which has all of its messages that
+are being handled.
 
-Two things keep a buffer's messages back. A worker gives a batch back *delayed* when a
-message failed: it is free for others, and nothing is handed out before `end_delay`. A
-user *pauses* a partition: nothing is fetched or handed out before `resume`, and a
-worker that has a batch of it gives that back when it asks for the next message. What is
-buffered of a paused partition is not counted: it would leave the others no space.
+Messages of a buffer are held back in two cases. After a failure a worker gives its
+batch back *delayed*: the worker is free for others, and nothing of the buffer is handed
+out before `end_delay`. A user *pauses* a partition: nothing of it is fetched or handed
+out before `resume`, and a worker that has a batch of it gives it back when it requests
+the next message. Messages of paused partitions do not count as buffered, because they
+would leave no space for the others.
 
     Invariant: a buffer has at most one taken batch, which belongs to one worker.
-    Invariant: handled offsets of a buffer never go back.
+    Invariant: the handled offset of a buffer never decreases.
     Invariant: buffered bytes are those of batches that were put and not taken, without
     those of paused partitions.
     Invariant: a queued buffer has a batch, no worker holds one of its batches, and it
-    is neither paused nor delayed nor ending.
+    is not paused, delayed, held or ending.
 
-Concurrency: everything may be called from any thread unless it says otherwise.
+Concurrency: everything may be called from any thread unless documented otherwise.
 """
 
 import asyncio
@@ -56,22 +58,22 @@ from metaq.model import GroupOffset, Message, Offset, TopicPartition
 from metaq.stats import gauge
 
 PARTITION_BATCHES_MAX: Final = 2
-"""Batches prefetched per partition: one to take while the next one arrives."""
+"""Number of batches prefetched per partition: one to take while the next arrives."""
 
 
 @dataclass(slots=True, eq=False)
 class _PartitionBuffer:
     partition: TopicPartition
     before: GroupOffset
-    """Handled offset, without the messages of `taken`."""
+    """Handled offset at the start of `taken`."""
     progress_s: float
     ready: deque[FetchedBatch] = field(default_factory=deque)
     taken: FetchedBatch | None = None
     is_paused: bool = False
     is_delayed: bool = False
-    """A message of it failed, and is handed out again later."""
+    """Whether nothing is handed out for a while, because one of its messages failed."""
     is_held: bool = False
-    """Before `on_assigned` has returned: nothing is handed out."""
+    """Whether nothing is handed out because `on_assigned` has not returned."""
     is_ending: bool = False
     returned: list[Callable[[], None]] = field(default_factory=list)
 
@@ -97,7 +99,7 @@ class PartitionBufferStatistics:
         read=lambda handled: handled.offset,
         combine=max,
     )
-    """Offsets that a commit would store."""
+    """The offset that a commit would store."""
     buffered_count: int = gauge(
         "metaq_consumer_buffered_messages",
         "Messages fetched and not handed out.",
@@ -108,7 +110,8 @@ class PartitionBufferStatistics:
     is_paused: bool = False
     """Whether the user paused it."""
     progress_s: float = 0.0
-    """Monotonic time of the last message that was fetched, handed out or handled."""
+    """Monotonic time of the last progress: a batch was put, taken or given back, or
+    handing out was stopped or resumed."""
 
 
 class FetchBuffer:
@@ -123,18 +126,18 @@ class FetchBuffer:
         on_room: Callable[[], None],
         on_handled: Callable[[Sequence[Message]], None] | None = None,
     ) -> None:
-        """Start without buffers.
+        """Create it without buffers.
 
-        Both callbacks are called from any thread, without the lock.
+        Both callbacks may be called from any thread, without the lock.
 
         Args:
             clock: for `progress_s`.
-            buffer_bytes_max: no further batch is fetched at or above so many
-                buffered bytes; batches in flight still come.
-            buffer_count_max: the same in messages.
-            on_room: called when a buffer that `has_room` refused may have room again.
-            on_handled: called with the handled messages of a batch that is given back,
-                or whose buffer is fenced; once for each message.
+            buffer_bytes_max: number of buffered bytes at which no further batch is
+                fetched; batches in flight are still accepted.
+            buffer_count_max: number of buffered messages, likewise.
+            on_room: called when more may be fetched after `has_room` returned False.
+            on_handled: called with the handled messages of a batch when it is given
+                back or fenced, or at `report_handled`; once for each message.
         """
         self._clock = clock
         self._bytes_max = buffer_bytes_max
@@ -150,7 +153,7 @@ class FetchBuffer:
         self.error: BaseException | None = None
         """First error given to `fail`."""
         self.is_called: Callable[[], bool] = lambda: False
-        """Whether threads that wait are wanted elsewhere; looked at after `wake`."""
+        """Whether waiting threads have other work to do; checked after `wake`."""
         self._buffered_bytes = 0
         self._buffered_count = 0
         self._is_room_wanted = False
@@ -168,7 +171,7 @@ class FetchBuffer:
         is_paused: bool = False,
         is_held: bool = False,
     ) -> None:
-        """Open a buffer; `handled` is where reading begins.
+        """Open a buffer; `handled` is the offset at which reading begins.
 
         With `is_held` nothing is handed out before `unhold`.
         """
@@ -179,7 +182,7 @@ class FetchBuffer:
             self._buffers[partition] = buffer
 
     def unhold(self, partition: TopicPartition) -> None:
-        """Hand out a partition that was added with `is_held`; harmless if it is not."""
+        """Hand out messages of a partition added with `is_held`; else do nothing."""
         with self._lock:
             buffer = self._buffers.get(partition)
             if buffer is not None:
@@ -188,7 +191,10 @@ class FetchBuffer:
                 self._enqueue(buffer)
 
     def has_room(self, partition: TopicPartition) -> bool:
-        """Return whether one more batch may be fetched; if not, `on_room` follows."""
+        """Return whether one more batch may be fetched; if not, `on_room` follows.
+
+        False, without that call, for a partition that has no buffer.
+        """
         with self._lock:
             buffer = self._buffers.get(partition)
             if buffer is None:
@@ -203,9 +209,9 @@ class FetchBuffer:
             return has_room
 
     def put(self, batch: FetchedBatch) -> None:
-        """Add a fetched batch; without messages it only advances the offset.
+        """Add a fetched batch; an empty one only advances the offset.
 
-        Dropped when the buffer is gone, or being revoked.
+        It is dropped if the buffer is gone or ending.
         """
         with self._lock:
             buffer = self._buffers.get(batch.partition)
@@ -237,13 +243,13 @@ class FetchBuffer:
     def _count(
         self, buffer: _PartitionBuffer, size_bytes: int, message_count: int
     ) -> None:
-        """Count what comes into a buffer, or leaves it (below 0); the lock is held."""
+        """Count added, or with negative numbers removed, messages; the lock is held."""
         if not buffer.is_paused:
             self._buffered_bytes += size_bytes
             self._buffered_count += message_count
 
     def _recount(self) -> None:
-        """Count what is buffered; the lock is held."""
+        """Count all buffered messages again; the lock is held."""
         self._buffered_bytes = self._buffered_count = 0
         for buffer in self._buffers.values():
             for batch in buffer.ready:
@@ -265,15 +271,15 @@ class FetchBuffer:
     # -- the worker's side ------------------------------------------------------------
 
     def take_nowait(self, held: Sequence[FetchedBatch] = ()) -> FetchedBatch | None:
-        """Return the next batch, or None when there is none now.
+        """Return the next batch; None if there is none now.
 
         Args:
-            held: batches that the worker has and that are all handed out. If no other
-                partition has a batch, one of these is replaced: what is returned is of
-                the same partition and begins with its messages that are being handled.
+            held: batches of the worker, which are handed out to the end. If no other
+                partition has a batch, one of these is replaced by the returned batch,
+                which begins with its messages that are being handled.
 
         Raises:
-            MetaqError: the error of `fail`, once everything fetched was taken.
+            MetaqError: the error of `fail`, once all fetched messages were taken.
         """
         with self._lock:
             batch = self._take(held)
@@ -285,8 +291,8 @@ class FetchBuffer:
         """Wait for a batch, up to `timeout_s`; not on the event loop's thread.
 
         Returns:
-            The batch, taken until `done`; None when the time is over, or `is_called`,
-            or another worker was faster.
+            The batch, taken until `done`; None on a time-out, if `is_called`, or if
+            another worker was faster.
         """
         batch = self.take_nowait()
         if batch is None and self.wait(timeout_s, ()):
@@ -294,12 +300,12 @@ class FetchBuffer:
         return batch
 
     def wake(self) -> None:
-        """Have threads that wait look at `is_called`."""
+        """Wake waiting threads, which check `is_called`."""
         with self._lock:
             self._arrival.notify_all()
 
     async def take_async(self) -> FetchedBatch:
-        """Wait for a batch, on an event loop. Cancellation: nothing is taken."""
+        """Wait for a batch on an event loop. Cancellation: nothing is taken."""
         while True:
             batch = self.take_nowait()
             if batch is not None:
@@ -307,10 +313,10 @@ class FetchBuffer:
             await self.wait_async()
 
     def wait(self, timeout_s: float | None, held: Sequence[FetchedBatch]) -> bool:
-        """Wait as `wait_async` does, in a thread; return False at the end of the time.
+        """Wait as `wait_async`, on a thread; return False on a time-out.
 
         Args:
-            timeout_s: longest wait; None waits for ever.
+            timeout_s: maximum wait, in seconds; None waits without a limit.
             held: as for `take_nowait`.
         """
         with self._lock:
@@ -322,9 +328,9 @@ class FetchBuffer:
                 self._waiting_count -= 1
 
     async def wait_async(self, held: Sequence[FetchedBatch] = ()) -> None:
-        """Wait until there is something to take, or a held batch was halted.
+        """Wait until there is a batch to take, or a held batch was halted.
 
-        It may return too early, and another worker may be faster.
+        It may return too early, and another worker may take the batch.
         """
         sleeper: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         with self._lock:
@@ -341,7 +347,7 @@ class FetchBuffer:
                 self._sleepers.discard(sleeper)
                 self._waiting_count -= 1
                 if not is_awake and (self._queue or self._asides):
-                    # The wake-up may have been meant for this one: pass it on.
+                    # This worker may have been the one that was woken: wake another.
                     self._wake()
 
     def _has_something(self, held: Sequence[FetchedBatch]) -> bool:
@@ -353,12 +359,12 @@ class FetchBuffer:
         return bool(self._queue or self._asides) or is_over
 
     def _has_more(self, held: FetchedBatch) -> bool:
-        """Return whether a batch was fetched that follows one that a worker holds."""
+        """Return whether the buffer has the batch after one that a worker holds."""
         buffer = self._buffers.get(held.partition)
         return buffer is not None and buffer.taken is held and bool(buffer.ready)
 
     def _take(self, held: Sequence[FetchedBatch] = ()) -> FetchedBatch | None:
-        """Take the next batch in the queue, or more of `held`; the lock is held."""
+        """Take the next batch of the queue, or of a `held` one; the lock is held."""
         self.asked_s = self._clock.monotonic_s()
         if self._asides:
             return self._asides.popleft()
@@ -372,7 +378,7 @@ class FetchBuffer:
                 buffer.before = buffer.handled()
                 return self._take_first(buffer, grown)
         if self.error is not None:
-            # Others that wait get it too.
+            # Other waiting workers raise it too.
             self._arrival.notify_all()
             raise self.error
         return None
@@ -390,7 +396,7 @@ class FetchBuffer:
         return batch
 
     def report_handled(self) -> None:
-        """Call `on_handled` for the batches taken now, before they come back."""
+        """Call `on_handled` now for the handled messages of taken batches."""
         with self._lock:
             taken = [one.taken for one in self._buffers.values() if one.taken]
         for batch in taken:
@@ -414,9 +420,8 @@ class FetchBuffer:
     def done(self, batch: FetchedBatch, *, is_delayed: bool = False) -> None:
         """Give a batch back; its unhandled messages are handed out again.
 
-        A batch of a buffer that is gone is only counted as returned. So is a stopped
-        one, and no more messages of its buffer are handed out: the next reader of the
-        partition begins with them.
+        Nothing is handed out again if its buffer is gone, or the batch was stopped: the
+        next reader of the partition begins with these messages.
 
         Args:
             batch: the batch taken before.
@@ -454,8 +459,9 @@ class FetchBuffer:
     def recover(self) -> None:
         """Repair the state after an interrupt of the only reader.
 
-        Batches that are taken are given back. Wherever Ctrl-C comes in `_take` and
-        `done`, a batch is in `taken`, in `ready` or in both; here duplicates go.
+        Taken batches are given back. At any point at which Ctrl-C may interrupt `_take`
+        or `done`, a batch is in `taken`, in `ready`, or in both: this removes
+        duplicates.
         """
         with self._lock:
             taken = []
@@ -479,7 +485,7 @@ class FetchBuffer:
         self._on_room()
 
     def end_delay(self, partition: TopicPartition) -> None:
-        """Hand out a delayed partition again; harmless if it is not, or gone."""
+        """Hand out messages of a delayed partition again; else do nothing."""
         with self._lock:
             buffer = self._buffers.get(partition)
             if buffer is not None:
@@ -490,10 +496,10 @@ class FetchBuffer:
     def set_paused(
         self, partitions: Collection[TopicPartition], *, is_paused: bool
     ) -> None:
-        """Pause partitions, or resume them; those without a buffer are left out.
+        """Pause partitions, or resume them; those without a buffer are ignored.
 
-        Nothing of a paused one is fetched or handed out, and a batch that is taken
-        comes back when the next message is requested.
+        Nothing of a paused partition is fetched or handed out; a taken batch of it is
+        given back when its worker requests the next message.
         """
         with self._lock:
             for buffer in map(self._buffers.get, partitions):
@@ -510,27 +516,27 @@ class FetchBuffer:
         self._on_room()
 
     def paused(self) -> frozenset[TopicPartition]:
-        """Return the partitions that a user paused."""
+        """Return the partitions that the user paused."""
         with self._lock:
             return frozenset(
                 one for one, buffer in self._buffers.items() if buffer.is_paused
             )
 
     def put_aside(self, batch: FetchedBatch) -> None:
-        """Hand a batch without a buffer to the next free worker; it moves no offset."""
+        """Hand a batch to the next free worker; it has no buffer and no offset."""
         with self._lock:
             self._asides.append(batch)
             self._wake()
 
     def drop_asides(self) -> None:
-        """Forget batches that were put aside and not taken."""
+        """Drop the batches that were put aside and not taken."""
         with self._lock:
             self._asides.clear()
 
     # -- the end of a buffer ----------------------------------------------------------
 
     def fence(self, partition: TopicPartition) -> GroupOffset | None:
-        """Remove a buffer at once; return the handled offset, None without a buffer."""
+        """Remove a buffer at once; return its handled offset, None without a buffer."""
         with self._lock:
             buffer = self._buffers.pop(partition, None)
             if buffer is None:
@@ -548,10 +554,10 @@ class FetchBuffer:
         return handled
 
     async def drain(self, partition: TopicPartition, *, timeout_s: float) -> bool:
-        """Wait until a buffer's worker has returned it; `fence` removes it afterwards.
+        """Stop a buffer, and wait until its batch is given back; call `fence` next.
 
         Returns:
-            False when it was not returned in time; True also without a buffer.
+            False if it was not given back in time; True also without a buffer.
         """
         returned: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         with self._lock:
@@ -577,7 +583,7 @@ class FetchBuffer:
         buffer.ready.clear()
 
     def fail(self, error: MetaqError) -> None:
-        """Have every `take` raise `error` after the messages fetched before it."""
+        """Have every `take` raise `error`, after all fetched messages were taken."""
         with self._lock:
             self.error = self.error or error
             self._wake_all()
@@ -595,7 +601,7 @@ class FetchBuffer:
         return self._waiting_count > 0
 
     def reached_bounds(self) -> list[str]:
-        """Return what keeps fetching back, one text for each bound that is reached."""
+        """Return a text for each limit that stops fetching now."""
         with self._lock:
             reached = {
                 f"buffer_bytes_max={self._bytes_max} bytes": (
@@ -624,15 +630,15 @@ class FetchBuffer:
         )
 
     def is_current(self, batch: FetchedBatch) -> bool:
-        """Return whether a batch is taken, and its buffer not removed."""
+        """Return whether a batch is taken from a buffer that was not removed."""
         buffer = self._buffers.get(batch.partition)
         return buffer is not None and buffer.taken is batch
 
     def lacks(self, partition: TopicPartition, offset: Offset) -> bool:
-        """Return whether no message that it knows of a partition it has is beside it.
+        """Return whether an offset is not known to be a message boundary.
 
-        It knows those that are being handled or handed out, and where the last one
-        before them ends.
+        Known boundaries are the handled offset before the taken batch and the ends of
+        its messages. False for a partition without a buffer.
         """
         with self._lock:
             buffer = self._buffers.get(partition)

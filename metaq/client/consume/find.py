@@ -1,8 +1,9 @@
 """Find messages by key, header or id: the newest first, over all partitions.
 
-Brokers that announce `find` look them up, page by page; what has no index they read.
-Topics of other brokers are read here, up to the log ends of now, with the same result.
-An id has its time, and no more than the messages of that millisecond are read.
+Brokers that announce `find` return them page by page, from an index, or by reading the
+log where there is none. Partitions of other brokers are read by the client up to their
+present log ends, with the same result. An id contains its time, so only the messages of
+about that millisecond are read.
 """
 
 from collections import deque
@@ -37,22 +38,25 @@ from metaq.record.flags import encode_payload, encode_properties, has_field
 from metaq.record.runs import decode_runs
 
 PAGE_MAX: Final = 1000
-"""Messages that are asked for at once; without a limit fewer, see PAGE."""
+"""Maximum number of messages in one request of a search with a limit."""
 PAGE: Final = 100
+"""Number of messages in one request of a search without a limit."""
 
 READ_BYTES_MAX: Final = 1 << 30
-"""Most bytes of the log that are read without an index."""
+"""Default maximum of the bytes of the log that are read without an index."""
 
 KEPT_MAX: Final = 10_000
-"""Newest messages of a partition that are kept where its broker looks nothing up."""
+"""Maximum number of found messages kept of a partition whose broker has no `find`, in a
+search without a limit."""
 
 
 class _NoFindError(Exception):
-    """The broker looks nothing up."""
+    """The broker does not support `find`."""
 
 
 _Page = tuple[list[Message], int, int]
-"""Messages, where to go on, and bytes that were read for want of an index."""
+"""Messages, newest first; the offset below which to continue, 0 at the end; and the
+number of bytes read without an index."""
 
 
 @dataclass(slots=True)
@@ -62,10 +66,10 @@ class Search:
     context: ClientContext
     topic: str
     field: bytes
-    """Key or header as a record has it."""
+    """Key or header, encoded as in a record."""
     since_ms: int
     until_ms: int
-    """After the last time."""
+    """Exclusive."""
     limit: int | None
     read_bytes_max: int
     on_read: Callable[[int], object] | None
@@ -75,7 +79,7 @@ class Search:
     async def newest_first(
         self, partitions: Collection[TopicPartition]
     ) -> AsyncGenerator[list[Message], None]:
-        """Yield the messages, as many at a time as are known to be the next ones."""
+        """Yield the messages in lists, as soon as their order is known."""
         pages = {each: self._of_partition(each) for each in partitions}
         waiting = dict[TopicPartition, list[Message]]()
         count, asked = 0, partitions
@@ -88,7 +92,7 @@ class Search:
                     newest = min(waiting, key=lambda one: (_age(waiting[one][-1]), one))
                     found.append(waiting[newest].pop())
                     if not waiting[newest]:
-                        # Its next one may come before those of others.
+                        # Its next message may be newer than those of the others.
                         del waiting[newest]
                         asked = (newest,)
                 count += len(found)
@@ -103,7 +107,11 @@ class Search:
     async def _of_partition(
         self, partition: TopicPartition
     ) -> AsyncGenerator[list[Message], None]:
-        """Yield pages of one message or more."""
+        """Yield the messages of a partition, newest first, in lists that are not empty.
+
+        Raises:
+            CannotAnswerError: as `AsyncClient.find`.
+        """
         below: int = I64_MAX
         try:
             while below > 0:
@@ -151,7 +159,7 @@ class Search:
         return is_in_time and has_field(*line, self.field)
 
     def _count(self, size_bytes: int) -> None:
-        """Take note of bytes that were read for want of an index."""
+        """Count bytes read without an index; CannotAnswerError above the limit."""
         self.read_bytes += size_bytes
         if size_bytes and self.on_read is not None:
             self.on_read(self.read_bytes)
@@ -169,7 +177,7 @@ def _age(message: Message) -> int:
 
 def _parse(partition: TopicPartition, below: int, reply: Reply) -> _Page:
     if isinstance(reply, Result) and reply.status == Status.NOT_FOUND:
-        # No put has made the log.
+        # There is no log before the first put.
         return [], 0, 0
     if not isinstance(reply, Value):
         require_ok(reply)
@@ -195,14 +203,14 @@ async def find_messages(
     on_read: Callable[[int], object] | None = None,
     timeout: float | None = None,
 ) -> AsyncGenerator[list[Message], None]:
-    """Yield the messages found, many at a time; see `AsyncClient.find`."""
+    """Yield the found messages in lists; see `AsyncClient.find`."""
     check_topic(topic)
     if limit is not None:
         check_whole("limit", limit, 1)
     check_whole("read_bytes_max", read_bytes_max, 0)
     if on_read is not None:
         check_plain_function("on_read", on_read)
-    # A broker is asked for what is not later than the millisecond before `until`.
+    # `until` is 1 or more, because requests have the last millisecond, `until - 1`.
     times = _time("since", since, 0), max(1, _time("until", until, MAX_OFFSET))
     if sum(each is not None for each in (key, header, id)) != 1:
         raise ConfigError("find: expected one of key, header and id")
@@ -241,7 +249,7 @@ def _time(name: str, moment: datetime | None, otherwise: int) -> int:
 
 
 def _times_of(message_id: int) -> tuple[datetime, datetime]:
-    """Return between which times a message with an id is."""
+    """Return a range of time that contains the message with an id."""
     check_whole("id", message_id, -(1 << 63), MAX_OFFSET)
     time_ms = id_time(MessageId(message_id))
     if time_ms is None:
@@ -249,5 +257,5 @@ def _times_of(message_id: int) -> tuple[datetime, datetime]:
             f"id: {message_id} was given by a Java broker, and has no time: browse"
             " the topic for it"
         )
-    # A float of seconds may be a millisecond short.
+    # A float of seconds may be a millisecond too low.
     return moment_of(time_ms), moment_of(Millis(time_ms + 2))

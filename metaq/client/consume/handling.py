@@ -1,18 +1,19 @@
 """Handlers: workers over the fetch buffer, retries, and messages that are given up.
 
     buffer --take--> worker --> handler returned: handled
-                     |----> it raised: back to the fetch buffer, the partition paused
-                     `----> given up: dead letter, kept, dropped, or the end
+                     |----> it raised: back to the fetch buffer, partition delayed
+                     `----> given up: dead letter, parked, dropped, or `run` ends
 
-Theory of operation. A worker holds one batch, so a partition is with one worker at a
-time and its order is kept. A message that failed goes back to the buffer with all later
-ones: no worker waits while it holds a batch, and a partition that is revoked during the
-pause is released at once. The state of a failed message is kept here, one per partition
-(`FailedMessage`). Work per handled message is done in the worker, in both worlds; the
-decision about a failure is made on the loop (`settle`), for the sync world too.
+Theory of operation. A worker holds one batch, so one worker at a time handles a
+partition, in order. A failed message goes back to the buffer with all later ones. So no
+worker waits while it holds a batch, and a partition that is revoked during the delay is
+released at once. The state of the failed message of each partition is kept here
+(`FailedMessage`). Each world's workers call the handlers; what to do about a failure is
+decided on the loop in both worlds (`settle`).
 
-A message counts as handled when its handler returned, or when it was given up *and* the
-broker or the disk has it. Cancelling a handler leaves its message unhandled.
+A message counts as handled when its handler returned, or when it was given up *and*
+dropped, or stored as a dead letter or in the local retry store. Cancelling a handler
+leaves its message unhandled.
 
 Source: docs/metaq-1.4/client.md 10.2, 11.3 and 12.
 """
@@ -51,23 +52,23 @@ from metaq.stats import counter, gauge, total_of
 _log = logging.getLogger(__name__)
 
 GIVING_UP: Final = Backoff(first_s=0.5, max_s=30.0)
-"""Pauses while a message cannot be given up: no broker accepts the dead letter, or the
-local retry store does not accept the message."""
+"""Pauses while no broker accepts a dead letter, or the local retry store does not
+accept a message."""
 
 LETTER_S: Final = 0.5
-"""Least time of a dead letter that is sent at the end of a run."""
+"""Minimum time for sending a dead letter at the end of a run, in seconds."""
 
 
 @dataclass(slots=True)
 class FailedMessage:
-    """A message whose handler failed, and for which its partition waits."""
+    """A message whose handler failed; its partition waits for it."""
 
     message: Message
     attempts: int = 0
     error: BaseException | None = None
     is_given_up: bool = False
     refusals: int = 0
-    """Number of refusals after it was given up."""
+    """Number of times that storing it failed after it was given up."""
     refusal: MetaqError | None = None
 
     def __str__(self) -> str:
@@ -82,7 +83,7 @@ class FailedMessage:
 
 @dataclass(slots=True)
 class HandlingStatistics:
-    """Counters of one `run`, or of all of a consumer's."""
+    """Counters of one `run`, or sums over all runs of a consumer."""
 
     handled_count: int = counter(
         "metaq_consumer_handled_messages_total",
@@ -111,15 +112,15 @@ class HandlingStatistics:
 
 
 def total_of_runs(parts: Sequence[HandlingStatistics]) -> HandlingStatistics:
-    """Return the sums of one or more runs; the local retry store is the last one's."""
+    """Return the sums of one or more runs, with the retry store of the last one."""
     return replace(total_of(parts), waiting_count=parts[-1].waiting_count)
 
 
 class Handling:
     """The state that the workers of one `run` share, in both worlds.
 
-    Lifecycle: made on the loop, `start`, work, `close`. Concurrency: on the loop,
-    except `is_given_up` and `give_back`, which workers call from any thread.
+    Lifecycle: created, `start`, any number of workers, `close`. Concurrency: on the
+    loop, except `is_given_up` and `give_back`, which workers call from any thread.
     """
 
     def __init__(
@@ -133,7 +134,7 @@ class Handling:
         fs: FileSystem | None = None,
         before: "Handling | None" = None,
     ) -> None:
-        """Prepare; call it on the loop.
+        """Create the state of a run, on the loop.
 
         Args:
             context: the client's parts.
@@ -141,8 +142,8 @@ class Handling:
             group: consumer group.
             topics: topics of the consumer; more may match its patterns later.
             policy: policy chosen by the user.
-            fs: the disk of the local retry store; None: this machine's.
-            before: the previous run, which has ended; its messages may be stuck.
+            fs: file system of the local retry store; None: that of this machine.
+            before: the previous run, which has ended and may have left stuck messages.
         """
         self._fetch_buffer = fetch_buffer
         self._group = group
@@ -165,20 +166,22 @@ class Handling:
         self._lock = threading.Lock()
         self._tasks = HandlerTasks(group)
         self.is_closed = False
-        """The run is over, and no worker uses it."""
+        """Whether the run is over: nothing is decided any more."""
         self.has_ended = False
-        """The run is over, and its parts are closed."""
+        """Whether its parts are closed, so that the counters are final."""
         self._counts = HandlingStatistics()
 
     # -- life -------------------------------------------------------------------------
 
     async def start(self, timeout_s: float | None) -> None:
-        """Look for topics of dead letters, open the retry store, begin to replay it.
+        """Check the dead-letter topics, open the retry store, and begin its replay.
 
-        Within the run's time, or LETTER_S where that is shorter.
+        Args:
+            timeout_s: seconds for the run, from now on; None: no limit. The topics have
+                LETTER_S at least.
 
         Raises:
-            NoTopicError: there is no topic for dead letters.
+            NoTopicError: a dead-letter topic does not exist.
             StorageError: the directory is unusable, or another process has it.
             RequestTimeoutError: the disk does not answer.
         """
@@ -191,7 +194,7 @@ class Handling:
             await within(timeout_s, self._retry_store.start(), what)
 
     async def close(self) -> None:
-        """End pauses and replays; kept messages stay. Never raises."""
+        """End delays and the replay; parked messages stay. Never raises."""
         self.is_closed = True
         for partition, timer in self._timers.items():
             timer.cancel()
@@ -213,11 +216,11 @@ class Handling:
         timeout_s: float | None,
         grace_s: float,
     ) -> None:
-        """Run the async world's workers, until one fails or all have ended.
+        """Run the async world's workers until one fails or all have ended.
 
-        After `timeout_s` (None: never) handlers that run have `grace_s` to end. Then
-        they are cancelled, and one that has not ended END_S later is not waited for: it
-        keeps its partition until it returns.
+        After `timeout_s` (None: never) running handlers have `grace_s` to end. Then
+        they are cancelled. A handler that still runs END_S later keeps its partition
+        until it returns, but this call does not wait for it.
 
         Raises:
             MetaqError: the consumer failed, or the policy says to stop.
@@ -248,7 +251,7 @@ class Handling:
     async def _handle(
         self, batch: FetchedBatch, handler: AsyncHandler[Message]
     ) -> None:
-        """Have a batch handled; keep in step with `handler_threads.py`."""
+        """Handle the messages of a batch; keep in step with `handler_threads.py`."""
         pause_s = None
         try:
             for message in batch.begin():
@@ -264,12 +267,12 @@ class Handling:
                         break
                 batch.confirm()
             else:
-                batch.confirm()  # the last ones may have expired
+                batch.confirm()  # the loop skips expired messages at the end
         finally:
             self.give_back(batch, pause_s)
 
     def is_given_up(self, message: Message) -> bool:
-        """Return whether the handler shall not get this message again."""
+        """Return whether a message was given up, so that no handler gets it again."""
         if not self._failed:
             return False
         failed = self._failed.get(message.partition)
@@ -280,9 +283,9 @@ class Handling:
         )
 
     def give_back(self, batch: FetchedBatch, pause_s: float | None) -> None:
-        """Give a batch back to the fetch buffer, with `confirmed` messages handled.
+        """Give a batch back to the fetch buffer; its `confirmed` messages are handled.
 
-        Its partition is paused for `pause_s`; None: not at all.
+        Its partition is delayed by `pause_s` seconds; None: not at all.
         """
         with self._lock:
             self._counts.handled_count += batch.confirmed
@@ -315,23 +318,23 @@ class Handling:
     async def settle(
         self, batch: FetchedBatch, message: Message, error: BaseException | None
     ) -> float | None:
-        """Decide what to do about a failure by the policy, and do it.
+        """Do what the policy says about a failed message.
 
         Args:
-            batch: the worker's batch; when it is stopped, or the run is over, nothing
-                is decided, and the message is handed out again.
+            batch: the worker's batch. If it is stopped, or the run is over, nothing is
+                done, and the message is handed out again.
             message: the failed message.
             error: the handler's exception; None: it was not called, because the message
                 was given up after an earlier attempt.
 
         Returns:
-            None when the message counts as handled; else the pause of its partition in
+            None if the message counts as handled; else the delay of its partition in
             seconds, after which the message is handed out again.
 
         Raises:
             HandlerFailedError: the policy says to stop.
 
-        Cancellation: the message may be sent or kept, and still come again.
+        Cancellation: the message may be sent or parked, and still be delivered again.
         """
         if batch.is_stopped or self.is_closed:
             return 0.0
@@ -368,7 +371,7 @@ class Handling:
         return None
 
     async def _give_up(self, failed: FailedMessage) -> None:
-        """Give a message up as the policy says; raises if that is refused."""
+        """Give a message up as the policy says; raise if it cannot be stored."""
         match self._policy.then:
             case "stop":
                 raise self._stopped(failed) from failed.error
@@ -397,10 +400,10 @@ class Handling:
             try:
                 await self._send_origin(message, origin)
             except MessageTooLargeError:
-                # Without the optional part it may fit.
+                # Without the traceback it may fit.
                 await self._send_origin(message, origin._replace(traceback=""))
         except (MessageTooLargeError, ConfigError) as refusal:
-            # It will never be accepted, and waiting for ever would hide that.
+            # It will never be accepted: stop instead of retrying without end.
             raise self._stopped(failed, f": {refusal}") from failed.error
 
     async def _send_origin(self, message: Message, origin: Origin) -> None:
@@ -419,7 +422,7 @@ class Handling:
         )
 
     def _letter_timeout_s(self) -> float | None:
-        """Return the time left for a dead letter; None: that of its producer."""
+        """Return the seconds left for a dead letter; None: its producer's own limit."""
         if self._deadline_s is None:
             return None
         left_s = max(LETTER_S, self._deadline_s - self._clock.monotonic_s())
@@ -435,7 +438,7 @@ class Handling:
     # -- how it is doing --------------------------------------------------------------
 
     def problems(self) -> list[str]:
-        """Return one sentence for each problem; stuck messages outlive the run."""
+        """Return one sentence for each problem, also after the run."""
         found = [str(failed) for failed in self.stuck().values()]
         if self.is_closed:
             return [f"{each}; no run is handling it now" for each in found]
@@ -444,7 +447,7 @@ class Handling:
         return found + self._letter_topics.problems()
 
     def stuck(self) -> dict[TopicPartition, FailedMessage]:
-        """Return the failed messages that have not been handled since."""
+        """Return the failed messages of this and earlier runs that are not handled."""
         handled = self._fetch_buffer.handled()
         return {
             partition: failed

@@ -1,9 +1,8 @@
 """Local retry store: failed messages on the local disk, to be handled again later.
 
-One spool per topic and group. In every round the handler gets each of its messages
-once, in the order in which they were added, one at a time, through the same workers as
-all other messages. Messages that the handler handles are removed; the others stay for
-the next round.
+There is one spool per topic and group. In every round the workers that handle all other
+messages also handle each message of a spool once, one at a time, in the order of their
+addition. Handled messages are removed; the others stay for the next round.
 
 Source: docs/metaq-1.4/client.md 12.
 """
@@ -33,7 +32,7 @@ CLOSE_TIMEOUT_S: Final = 5.0
 
 
 class LocalRetryStore:
-    """Failed messages of one consumer, kept to be handled again.
+    """Keeps failed messages of one consumer to handle them again.
 
     Concurrency: on the loop, except `waiting_count`.
     """
@@ -71,7 +70,7 @@ class LocalRetryStore:
 
     @property
     def waiting_count(self) -> int:
-        """Number of its messages; from any thread."""
+        """Number of messages in the store; from any thread."""
         return sum(map(len, tuple(self._spools.values())))
 
     # -- life -------------------------------------------------------------------------
@@ -80,7 +79,7 @@ class LocalRetryStore:
         """Open the spools, and begin to replay.
 
         Raises:
-            StorageError: one cannot be opened; all are closed then.
+            StorageError: a spool cannot be opened; all are closed.
 
         Cancellation: all are closed.
         """
@@ -102,10 +101,10 @@ class LocalRetryStore:
             return self._spools[topic]
 
     async def close(self) -> None:
-        """Stop and close the spools; their messages stay. Never raises.
+        """Stop the replay and close the spools; their messages stay. Never raises.
 
-        After `CLOSE_TIMEOUT_S` it returns; a hung disk closes the files when it
-        answers.
+        If a disk hangs it returns after `CLOSE_TIMEOUT_S`; the files are closed when
+        the disk answers.
         """
         if self._task is not None:
             self._task.cancel()
@@ -128,12 +127,12 @@ class LocalRetryStore:
         self._threads.shutdown(wait=False)
 
     async def add(self, message: Message) -> None:
-        """Keep a message; it is on disk when this returns.
+        """Store a message; it is on disk on return.
 
         Raises:
             StorageError: it could not be written.
 
-        Cancellation: it may be kept, and still be delivered again.
+        Cancellation: it may be stored, and still be delivered again.
         """
         spool = await self._open(message.topic)
         await call_off_loop(self._threads, spool.append, message)

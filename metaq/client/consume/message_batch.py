@@ -1,4 +1,4 @@
-"""A batch of messages as users see it: a list, with the offsets of its partitions.
+"""A batch of messages for users: a list, with the offsets of its partitions.
 
 All messages of a batch are handled together: by `commit`, or when the next batch is
 requested.
@@ -15,7 +15,7 @@ C_co = TypeVar("C_co", covariant=True)
 
 
 def check_bounds(max_count: object, max_bytes: object, max_wait_s: object) -> None:
-    """Refuse bounds of batches that mean nothing.
+    """Check the bounds of batches.
 
     Raises:
         ConfigError: a number is out of range.
@@ -27,13 +27,13 @@ def check_bounds(max_count: object, max_bytes: object, max_wait_s: object) -> No
 
 
 class ListedMessages(Sequence[Message], Generic[C_co]):
-    """Messages of one or more partitions, those of each in order; never changes."""
+    """Messages of one or more partitions, in order for each partition. Immutable."""
 
     def __init__(self, consumer: C_co, filling: Filling) -> None:
-        """Take the messages of a list that is full, and not empty."""
+        """Create it from a complete list that is not empty."""
         self.consumer = consumer
         self.offsets: Mapping[TopicPartition, Offset] = filling.offsets
-        """Next offset of each partition: what a commit of the batch stores."""
+        """Next offset of each partition, which a commit of the batch stores."""
         self.begins: Mapping[TopicPartition, Offset] = filling.begins
         """Offset of the first message of each partition."""
         self._messages = filling.messages
@@ -41,7 +41,7 @@ class ListedMessages(Sequence[Message], Generic[C_co]):
 
     @property
     def is_last(self) -> bool:
-        """Whether no message was requested after those of this batch."""
+        """Whether no messages were requested after this batch."""
         return self._filling.is_last
 
     def __len__(self) -> int:
@@ -52,11 +52,11 @@ class ListedMessages(Sequence[Message], Generic[C_co]):
     @overload
     def __getitem__(self, at: slice) -> Sequence[Message]: ...
     def __getitem__(self, at: int | slice) -> Message | Sequence[Message]:
-        """Return one message, or a list of some."""
+        """Return one message, or for a slice a list."""
         return self._messages[at]
 
     def __iter__(self) -> Iterator[Message]:
-        """Go through the messages; no frame of ours is entered for one."""
+        """Iterate over the messages, as fast as over a list."""
         return iter(self._messages)
 
     def __repr__(self) -> str:

@@ -1,11 +1,10 @@
 """Health and lag of a consumer, and a watchdog for partitions without progress.
 
-A consumer that is stuck looks like one that has nothing to read. The watchdog knows
-the difference: for every partition without progress for a while it asks the broker for
-the log end, in a separate request. If there is data, a worker that wants it, and no
-progress for the whole bound, an error ends the consumer, with a log line; gets that are
-refused are no progress. A message that is being handled for the whole bound is only
-logged: a handler may be slow.
+A stuck consumer looks like one that has nothing to read. The watchdog tells them apart
+by a separate request for the log end of every partition without recent progress. If
+there is data and a worker wants it, but there is no progress for the whole bound, the
+consumer fails with an error, which is logged. A refused get is no progress. A message
+that is being handled for the whole bound is only logged, because handlers may be slow.
 """
 
 import asyncio
@@ -74,8 +73,8 @@ class Health:
         default=False,
         combine=min,
     )
-    """Running, with every topic served, no partition that only brings errors, and
-    commits that work."""
+    """Running without problems: for example, every topic is served, gets succeed, and
+    commits work."""
     partition_count: int = gauge(
         "metaq_consumer_partitions", "Partitions that are read."
     )
@@ -97,9 +96,9 @@ class Health:
     )
     """Problems, one sentence each."""
     waiting_for: str | None = None
-    """Reasons that keep it from fetching more: bounds that are reached, each with its
-    number, handlers that are all at work, paused partitions, a broker that does not
-    answer; or an `on_assigned` that has not returned. None: nothing. A state, not a
+    """Reasons why it does not fetch more: limits reached, with their numbers; handlers
+    that are all busy; paused partitions; a broker that does not answer; an
+    `on_assigned` that has not returned. None: there is none. This is a state, not a
     problem."""
 
 
@@ -127,7 +126,7 @@ class Lag:
         default=None,
         combine=max,
     )
-    """0.0 without such a message; None if messages have no time, or cannot be read."""
+    """0.0 if there is none; None if messages have no time, or cannot be read."""
 
 
 UNKNOWN_LAG: Final = Lag()
@@ -137,12 +136,12 @@ UNKNOWN_LAG: Final = Lag()
 def waiting_for(
     fetch_buffer: FetchBuffer, *, concurrency: int | None, held_back: Sequence[str]
 ) -> str | None:
-    """Return what keeps a consumer from fetching more; None: nothing.
+    """Return the reasons why a consumer does not fetch more; None: there is none.
 
     Args:
-        fetch_buffer: its messages.
-        concurrency: number of handlers of the running `run`; None: it is not run.
-        held_back: which brokers keep gets waiting, and how; and a hook that is awaited.
+        fetch_buffer: buffer of the consumer.
+        concurrency: number of handlers of the present `run`; None: there is none.
+        held_back: reasons for waiting gets, one per broker, and an awaited hook.
     """
     bounds = fetch_buffer.reached_bounds()
     if bounds and concurrency is not None and not fetch_buffer.has_waiters:
@@ -154,39 +153,39 @@ def waiting_for(
 
 
 class Unserved:
-    """Parts of a consumer's topics that no broker serves; each is logged once.
+    """Topics and partitions of a consumer that no broker serves; each is logged once.
 
-    The consumer goes on: the topic, or the broker, may come. But without this a wrong
-    name would look like a topic without messages, and a broker that is away like one
-    that never existed.
+    The consumer continues, because the topic or the broker may appear. But without this
+    report a wrong name would look like a topic without messages, and a broker that is
+    away like one that never existed.
     """
 
     def __init__(self, topics: Collection[str], *, reads_all: bool) -> None:
-        """Begin without a snapshot.
+        """Create it without a snapshot.
 
         Args:
             topics: names of the subscribed topics.
-            reads_all: whether the consumer, alone or with its group, reads all
-                partitions. If not, a partition that is away may not be one of its own,
-                and one that it reads may not exist.
+            reads_all: whether the consumer and its group read all partitions, so that
+                any partition that is away is reported. If not, the partitions that it
+                reads are reported if their brokers do not have them.
         """
         self._topics = topics
         self._reads_all = reads_all
         self._missing: frozenset[str] = frozenset()
         self._strange: frozenset[TopicPartition] = frozenset()
-        """Partitions that are read, and that their brokers do not have."""
+        """Partitions of the consumer that their brokers do not have."""
         self._away: tuple[TopicPartition, ...] = ()
-        """Partitions to be read that are away."""
+        """Partitions of the topics that are away."""
 
     def update(
         self, snapshot: ClusterSnapshot, group: str, active: Iterable[TopicPartition]
     ) -> None:
-        """Compare a new snapshot; topics that it does not know yet are not missing.
+        """Update from a snapshot; topics that it does not watch yet are not missing.
 
         Args:
             snapshot: snapshot of the cluster.
             group: consumer group, for the log.
-            active: the partitions that are read.
+            active: the partitions that the consumer reads.
         """
         known = snapshot.topics.intersection(self._topics)
         missing = frozenset(t for t in known if not snapshot.get_partitions(t))
@@ -249,10 +248,10 @@ async def lag_of(
     try:
         messages = await log.count(start, end)
     except (CannotAnswerError, CorruptRecordError):
-        # It is not known how many messages the damaged bytes were.
+        # The number of messages in damaged bytes is unknown.
         messages = None
     age_s = stamped = None
-    # A partition that is closed for gets, or damaged, still has its offsets.
+    # If the partition is closed for gets, or damaged, return the lag in bytes only.
     with contextlib.suppress(WireError, CorruptRecordError):
         stamped = await log.time_of(start)
     if stamped is not None:
@@ -262,7 +261,7 @@ async def lag_of(
 
 @dataclass(frozen=True, slots=True)
 class ConsumerStatistics:
-    """A snapshot of a consumer's counters, since it was made."""
+    """A snapshot of a consumer's counters since its creation."""
 
     delivered_count: int = counter(
         "metaq_consumer_delivered_messages_total",
@@ -303,15 +302,16 @@ class ConsumerStatistics:
     fetches: Mapping[TopicPartition, FetchStatistics] = part(
         default=dict, labels=("topic", "partition"), label=TopicPartition.labels
     )
-    """Of the partitions it reads now."""
+    """Counters of the partitions that it reads now."""
     handling: HandlingStatistics | None = None
-    """Of all runs; the retry store is that of the last one. None without a run."""
+    """Sums over all runs, with the local retry store of the last one. None without a
+    run."""
 
 
 async def lags_of(
     context: ClientContext, handled: Offsets, *, deadline_s: float
 ) -> dict[TopicPartition, Lag]:
-    """Return the lag of each partition, all asked at once; as `lag_of`.
+    """Return the lag of each partition, requested concurrently; raises as `lag_of`.
 
     `UNKNOWN_LAG` if the offset is beyond the log end.
     """
@@ -333,7 +333,7 @@ class ReadStatus:
     reached: Offset
     """Offset after the bytes read so far."""
     error: MetaqError | None
-    """Error of the last get, or damage whose end is searched; None: neither."""
+    """Error of the last get, or damage whose end is searched for; None: neither."""
 
     def __str__(self) -> str:
         if self.error is None:
@@ -352,17 +352,17 @@ def may_be_stuck(
 ) -> bool:
     """Return whether a partition without progress should have some.
 
-    A buffered batch is only stuck if a worker is free. Without a buffered batch,
-    fetching makes no progress, however busy the workers are with other partitions. A
-    partition that an operator closed cannot be read: `health` reports that.
+    With a buffered batch it should only if a worker is free. Without one, fetching
+    should progress, even if the workers are busy with other partitions. A partition
+    that an operator closed cannot be read; `health` reports it.
 
     Args:
         status: status of reading it.
-        is_taken: a worker has messages of it, or it is paused.
-        is_buffered: messages of it wait for a worker.
-        has_room: more of it may be fetched.
-        has_waiters: a worker waits for messages now.
-        is_wanted: a worker has asked for messages within the bound, or waits now.
+        is_taken: whether a worker has messages of it, or it is delayed or held.
+        is_buffered: whether messages of it wait for a worker.
+        has_room: whether more may be fetched.
+        has_waiters: whether a worker waits for messages now.
+        is_wanted: whether a worker requested messages within the bound, or waits now.
     """
     if is_taken or isinstance(status.error, ForbiddenError):
         return False
@@ -372,26 +372,26 @@ def may_be_stuck(
 
 
 _State: TypeAlias = tuple[float, Offset]
-"""Time of the last progress, and an offset that progress changes."""
+"""Time of the last progress, and an offset that changes with progress."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Suspicion:
     state: _State
-    """With the offset that reading has reached."""
+    """Its offset is the one that reading has reached."""
     since_s: float
     """Monotonic time at which data was first seen in this state."""
     end: Offset
+    """Log end."""
 
 
 class Watchdog:
     """Finds partitions that make no progress although their logs have data.
 
-    A partition is suspected from the time at which it has data that does not come, and
-    cleared by any progress, and when no worker wants it. Failed gets are no progress,
-    for any error; but a broker that is away cannot say that there is data. A suspicion
-    as old as the bound is an error: data that has just arrived after a long silence is
-    not.
+    A partition is suspected from the moment at which its log is seen to have data. Any
+    progress, or the absence of a worker that wants it, ends the suspicion. A failed get
+    is no progress; but while a broker is away, its data is unknown. A suspicion as old
+    as the bound is an error. So data that arrives after a long silence causes none.
     """
 
     def __init__(
@@ -404,15 +404,15 @@ class Watchdog:
         status_of: Callable[[TopicPartition], ReadStatus | None],
         on_stuck: Callable[[MetaqError], None],
     ) -> None:
-        """Prepare.
+        """Create a watchdog; `run` watches.
 
         Args:
             context: the client's parts.
             fetch_buffer: the buffer to watch.
             group: consumer group, for the log.
-            bound_s: time that data may wait for a free worker, and time after which a
+            bound_s: seconds without progress after which a partition is stuck, and a
                 message that is being handled is logged.
-            status_of: status of a partition; None: it is not read.
+            status_of: returns the status of a partition; None if it is not read.
             on_stuck: called once, with the error.
         """
         self._context = context
@@ -423,10 +423,10 @@ class Watchdog:
         self._on_stuck = on_stuck
         self._suspects: dict[TopicPartition, _Suspicion] = {}
         self._taken: dict[TopicPartition, tuple[_State, float | None]] = {}
-        """State of taken partitions, with the handled offset, and the time since which
-        it has not changed; None: that is logged."""
+        """State of taken partitions, with their handled offset, and the time since
+        which it has not changed; None once that is logged."""
         self._beyond: dict[TopicPartition, tuple[Offset, Offset]] = {}
-        """Offsets of partitions read beyond the log end, with that end."""
+        """Partition read beyond its log end → handled offset and log end."""
 
     def problems(self) -> list[str]:
         """Return a sentence for each partition that is read beyond its log end."""
@@ -440,8 +440,8 @@ class Watchdog:
     async def run(self) -> None:
         """Watch until cancelled, or until a partition is stuck.
 
-        It looks four times per bound: a stuck partition is found after at most one and
-        a half bounds.
+        It checks four times per bound, so it finds a stuck partition after at most one
+        and a half bounds.
         """
         while True:
             await asyncio.sleep(self._bound_s / 4)
@@ -451,7 +451,7 @@ class Watchdog:
                 return
 
     async def look(self) -> StuckError | None:
-        """Look once; return the error of a partition that is stuck."""
+        """Check once; return the error of a stuck partition, else None."""
         now_s = self._context.clock.monotonic_s()
         buffers = self._fetch_buffer.statistics()
         self._check_handling(buffers, now_s)
@@ -528,8 +528,8 @@ class Watchdog:
             until_s = now_s + self._bound_s / 4
             ends = await LogQueries(self._context, partition, until_s).ends()
         except (WireError, RemoteProtocolError, ConnectionLostError):
-            # The broker refuses this too, or a malformed answer to a get has closed the
-            # connection of both: its last answer still holds.
+            # The broker refuses this request too, or closed the shared connection after
+            # a malformed answer to a get: use its last answer.
             return None if old is None else old.end
         except MetaqError:
             # `health` reports a broker that is away; it may come back.
@@ -551,7 +551,7 @@ class Watchdog:
         return None
 
     def _is_still(self, partition: TopicPartition, state: _State) -> bool:
-        """Return whether there was no progress while the broker was asked."""
+        """Return whether the state has not changed during the request."""
         buffer = self._fetch_buffer.statistics().get(partition)
         status = self._status_of(partition)
         if buffer is None or status is None:

@@ -1,12 +1,13 @@
-"""Failing handlers: attempts for a message, what happens after the last, and the log.
+"""Policy for failing handlers: attempts, action after the last one, and logging.
 
-A handler that returns has handled its message. One that raises gets the same message
-again after a pause, up to a bound; one that raises `Reject` does not. The policy says
-what happens to a message that is given up. These decisions are pure functions of it.
+A message is handled when its handler returns. If the handler raises, it gets the same
+message again after a pause, up to a number of attempts, or none after `Reject`. The
+policy says what happens to a message that is given up. These decisions are pure
+functions.
 
-The log gets the first failure of a kind with its traceback. A kind is the type of the
-error and the line that raised it. Without that a handler that fails with every message
-would flood the log; repetitions are counted (`failure_count`) and logged at DEBUG.
+The first failure of each kind is logged with its traceback; a kind is the type of the
+error and the line that raised it. Repetitions are counted (`failure_count`) and logged
+at DEBUG, so that a handler which fails for every message does not flood the log.
 
 Source: docs/metaq-1.4/client.md 11.3 and 12.
 """
@@ -35,11 +36,12 @@ _NEEDED_BY: Final = {
 """Field of a policy → the last resort that uses it."""
 
 KINDS_MAX: Final = 100
-"""Kinds that are remembered: generated code may raise at ever new lines."""
+"""Maximum number of kinds remembered, because generated code may raise at any number of
+lines; further kinds are logged as repetitions."""
 
 
 class Reject(Exception):  # noqa: N818  # an order of the handler, not an error
-    """Raised by a handler: this message will never succeed, give it up now."""
+    """Raised by a handler to give its message up now, without further attempts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,39 +49,39 @@ class RetryPolicy:
     """Policy for failing handlers."""
 
     attempts_max: int = 6
-    """Number of attempts for one message, 1 or more; 6 is MetaQ's number. A member that
-    takes the partition over, or a new process, counts from the start."""
+    """Maximum number of attempts for one message, 1 or more; 6 is MetaQ's number.
+    Another member that gets the partition, or a new process, starts a new count."""
     first_s: float = 0.5
-    """Longest pause before the second attempt; doubles from there. The partition
-    waits, the others go on."""
+    """Maximum pause before the second attempt; doubles with each further one. During it
+    only the partition of the message waits."""
     max_s: float = 30.0
-    """Longest pause between attempts."""
+    """Maximum pause between attempts."""
     then: LastResort = "stop"
-    """A message given up ends `run` with `HandlerFailedError` ("stop"), goes to another
-    topic ("dead_letter"), waits in the local retry store ("park"), or counts as handled
-    with a line in the log ("drop")."""
+    """A message that is given up ends `run` with `HandlerFailedError` ("stop"), is sent
+    to another topic ("dead_letter"), is kept in the local retry store ("park"), or is
+    logged and counts as handled ("drop")."""
     dead_letter_topic: str | None = None
-    """Topic of dead letters; None: the message's topic with the suffix `.dead`. The
-    brokers must have it when `run` begins: as long as no broker accepts a dead letter,
-    its partition waits, and `health` says so."""
+    """Topic of dead letters; None: the message's topic with the suffix `.dead`. It must
+    exist when `run` begins. Until a broker accepts a dead letter, the partition of its
+    message waits, and `health` reports it."""
     create_dead_letter_topic: bool = False
-    """Make a topic of dead letters that does not exist when `run` begins, with one
-    partition on each broker. False: `run` refuses to begin without it."""
+    """Whether `run` creates a missing topic of dead letters, with one partition on each
+    broker. If False, `run` refuses to begin without it."""
     park_dir: Path | str | None = None
     """With "park": directory of the local retry store; one process at a time."""
     replay_first_s: float = 5.0
     """With "park": time until the first round."""
     replay_interval_s: float = 300.0
-    """With "park": pause between rounds; in each the handler gets every message of the
-    store once. The order between these and other messages is lost."""
+    """With "park": pause between rounds. In each round the handler gets every message
+    of the store once, in no defined order to other messages."""
 
     def __post_init__(self) -> None:
-        """Refuse contradictions.
+        """Check the fields.
 
         Raises:
             TypeError: a value is of another type.
-            ConfigError: a number is out of range, a directory is missing, or a topic or
-                directory is named that `then` does not use.
+            ConfigError: a number is out of range, a topic name is invalid, `park_dir`
+                is missing, or a topic or directory is given that `then` does not use.
         """
         check_types(self, zero=("replay_first_s",))
         check_order(self, "first_s", "max_s")
@@ -92,7 +94,7 @@ class RetryPolicy:
         for name, then in _NEEDED_BY.items():
             value = getattr(self, name)
             if value not in (None, False) and self.then != then:
-                # Its user expects that such messages go there, and none is lost.
+                # The user expects that messages are stored there; none would be.
                 raise ConfigError(
                     f"{name}: expected then={then!r} with it, got {value!r} and"
                     f" then={self.then!r}"
@@ -100,7 +102,7 @@ class RetryPolicy:
 
 
 DEFAULT_POLICY: Final = RetryPolicy()
-"""Six attempts, then `run` ends: nothing is lost, and failures are visible."""
+"""Six attempts, then `run` ends, so that no message is lost and failures are seen."""
 
 
 def next_delay_s(
@@ -118,16 +120,17 @@ def dead_letter_topic(policy: RetryPolicy, topic: str) -> str:
 
 
 class FailureLog:
-    """The logged failures of one `run`. Owner: its handling; on the loop."""
+    """Log of the failures of one `run`. Owned by its handling; on the loop."""
 
     def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger
         self._kinds: set[tuple[type[BaseException], str, int]] = set()
 
     def write(self, text: str, error: BaseException, *, is_last: bool) -> None:
-        """Write one line, with the traceback if it is the first of its kind.
+        """Log a failure, with the traceback if it is the first of its kind.
 
-        A message that is given up (`is_last`) is logged at WARNING.
+        A first one, or that of a message that is given up (`is_last`), is logged at
+        WARNING, others at DEBUG.
         """
         kind = _kind_of(error)
         is_new = kind not in self._kinds and len(self._kinds) < KINDS_MAX

@@ -1,16 +1,16 @@
-"""Subscription state of a consumer: begin, progress and revocation of partitions.
+"""Subscription state of a consumer: start, progress and end of reading partitions.
 
 It connects the parts that serve a partition: fetcher, fetch handler, fetch buffer and
 committer.
 
-    assign: committed offset, or `start` --> fetch buffer, fetcher
+    assign:   committed offset, or `start` --> fetch buffer, fetcher
     announce: `on_assigned` --> messages are handed out
-    revoke: fetcher stops --> message being handled comes back --> `on_revoked` -->
-            commit, if periodic
-    fence:  all at once, and nothing is committed --> `on_lost`
+    revoke:   fetcher stops --> message being handled comes back --> `on_revoked` -->
+              commit, if automatic
+    fence:    everything stops at once, without a commit --> `on_lost`
 
-A partition that is assigned again after a lost session begins where it began the first
-time, if nothing was committed since.
+If a partition is assigned again after a lost session, and nothing was committed since
+its first assignment, reading begins where it began then.
 
 Source: docs/metaq-1.4/client.md 10 to 13.
 """
@@ -60,7 +60,7 @@ last commit."""
 class SubscriptionState:
     """The partitions of one consumer; the `AssignmentSink` of its partition source.
 
-    Owner: the consumer. Concurrency: its event loop, except the snapshots.
+    Owned by the consumer. Concurrency: its event loop, except the snapshots.
     """
 
     def __init__(
@@ -76,18 +76,18 @@ class SubscriptionState:
         hooks: Hooks,
         on_fatal: Callable[[MetaqError], None],
     ) -> None:
-        """Start without partitions; call it on the loop.
+        """Create it without partitions, on the loop.
 
         Args:
             context: the client's parts.
-            store: store of offsets; owned from now on.
-            fence: returns the current binding of commits.
-            restart: fences partitions, and has those that are ours read again.
+            store: offset store; owned by this object.
+            fence: returns the fence that commits are bound to at the moment.
+            restart: fences partitions, then reads those again that are still assigned.
             group: consumer group.
             options: options chosen by the user.
             marks: shared by the consumers of one client.
-            hooks: the user's, which hear of partitions.
-            on_fatal: called when reading cannot go on.
+            hooks: hooks of the user.
+            on_fatal: called with the error when reading cannot continue.
         """
         self._context = context
         self._store = store
@@ -144,7 +144,11 @@ class SubscriptionState:
     # -- interface of the partition source --------------------------------------------
 
     async def assign(self, partitions: Collection[TopicPartition]) -> None:
-        """Begin to read partitions that are ours now."""
+        """Begin to read partitions after their claim.
+
+        Raises:
+            MetaqError: a decision, an offset or a broker could not be reached.
+        """
         deadline_s = self._context.deadline_s()
         # First: what is decided is complete before anything is read.
         settle = partial(self.decisions.settle, deadline_s=deadline_s)
@@ -157,13 +161,13 @@ class SubscriptionState:
             self._begin(partition, begin, is_committed=True)
 
     def announce(self, partitions: Collection[TopicPartition]) -> None:
-        """Hand messages out, when `on_assigned` has returned."""
+        """Hand out messages once `on_assigned` has returned."""
         self._hooks.announce(partitions)
 
     async def revoke(self, partitions: Collection[TopicPartition]) -> None:
-        """Wait for the message being handled and the hook, commit, stop.
+        """Stop reading: wait for the message being handled and the hook, then commit.
 
-        Without `commit_interval_s` only a running `commit` commits.
+        With `commit_interval_s=None` it only waits for a running `commit`.
 
         Cancellation: another `revoke` of the same partitions continues it.
         """
@@ -208,7 +212,7 @@ class SubscriptionState:
         self.decisions.release(gone)
 
     def fence(self, partitions: Collection[TopicPartition]) -> None:
-        """Stop at once, commit nothing."""
+        """Stop reading at once, without a commit."""
         for partition in partitions:
             handled = self._drop(partition)
             # What a hook did not hear of in time may be undone by it: it comes again.
@@ -230,7 +234,7 @@ class SubscriptionState:
     def move(self, partition: TopicPartition, offset: Offset) -> None:
         """Continue at another offset; fetched messages of the partition are dropped.
 
-        A partition that is paused stays so.
+        A paused partition stays paused.
         """
         is_paused = partition in self.fetch_buffer.paused()
         self._drop(partition)
@@ -240,10 +244,10 @@ class SubscriptionState:
         self._begin(partition, begin, is_paused=is_paused)
 
     async def commit(self, order: CommitOrder, deadline_s: float) -> Commit:
-        """Request a commit of the handled offsets, or of those that the user names.
+        """Request a commit of the handled offsets, or of those given by the user.
 
-        An explicit offset that is no message boundary fails its partition; the others
-        are committed.
+        If a given offset is not a message boundary, the commit of its partition fails;
+        the others are committed.
         """
         refused = await self._refused(order, deadline_s)
         if refused and order.named is not None:
@@ -278,7 +282,7 @@ class SubscriptionState:
     async def committed(
         self, partitions: Collection[TopicPartition], deadline_s: float
     ) -> dict[TopicPartition, Offset | None]:
-        """Return what the store has for each partition; None for nothing.
+        """Return the stored offset of each partition; None if there is none.
 
         Raises:
             MetaqError: the store cannot be asked, or its content cannot be parsed.
@@ -305,7 +309,7 @@ class SubscriptionState:
         return await within(limit_s, asking, what)
 
     def acknowledge(self, offsets: Mapping[TopicPartition, Offset]) -> None:
-        """Note that the messages before these offsets are committed."""
+        """Note that the messages before these offsets are committed, for duplicates."""
         self._acknowledged({one: GroupOffset(at) for one, at in offsets.items()})
 
     def _acknowledged(self, named: Offsets | None) -> Offsets:
@@ -318,7 +322,7 @@ class SubscriptionState:
         return handled
 
     async def run_commits(self, interval_s: float) -> None:
-        """Commit handled offsets at intervals until cancelled."""
+        """Commit the handled offsets every `interval_s` seconds until cancelled."""
         while True:
             await asyncio.sleep(interval_s)
             await self._committer.commit(self._handled())
@@ -346,7 +350,7 @@ class SubscriptionState:
         }
 
     def drop_handled_ids(self) -> None:
-        """Forget the ids of handled messages without a commit: they come again."""
+        """Drop ids of handled, uncommitted messages, so that these come again."""
         if self._duplicates is not None:
             self._duplicates.discard()
 
@@ -474,7 +478,7 @@ class SubscriptionState:
             fetcher.step()
 
     def on_cluster(self) -> None:
-        """Continue paused gets: the cluster has changed."""
+        """End pauses between gets, because the cluster has changed."""
         for fetcher in tuple(self._fetchers.values()):
             fetcher.step_now()
 
@@ -482,11 +486,11 @@ class SubscriptionState:
 
     @property
     def partitions(self) -> frozenset[TopicPartition]:
-        """Partitions read now."""
+        """Partitions that are being read."""
         return frozenset(self._fetchers)
 
     def status_of(self, partition: TopicPartition) -> ReadStatus | None:
-        """Return the status of reading a partition; None when it is not read."""
+        """Return the status of reading a partition; None if it is not read."""
         fetcher = self._fetchers.get(partition)
         if fetcher is None:
             return None
@@ -509,7 +513,7 @@ class SubscriptionState:
         return found
 
     def held_back(self) -> list[str]:
-        """Return which brokers keep gets waiting, and how; one text for each."""
+        """Return a text for each broker that delays gets, with the reason."""
         found: dict[BrokerId, str] = {}
         for fetcher in tuple(self._fetchers.values()):
             if (how := fetcher.held_back) is not None:

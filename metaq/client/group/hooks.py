@@ -1,17 +1,20 @@
-"""A consumer's hooks: functions of the user, called when partitions come and go.
+"""A consumer's hooks: functions of the user, called for changes of its assignment.
 
-Theory of operation. Each call is a task, and all wait for one turn: hooks are called
-one at a time, in the order of events. `on_revoked` is the only one that a rebalance
-waits for. In the async world a hook runs on the loop; in the sync world the loop hands
-it to a thread that reads or closes the consumer (`sync/thread_calls.py`) and goes on.
+Theory of operation. Each call is a task, and a lock lets them run one at a time, in the
+order of events. A rebalance waits for `on_revoked` only. In the async world a hook runs
+on the loop; in the sync world the loop passes it to a thread that reads or closes the
+consumer (`sync/thread_calls.py`), and does not block.
 
-    assigned   held back --> on_assigned returned --> handed out
+    assigned   held --> on_assigned returned --> handed out
     revoked    message being handled is back --> on_revoked --> last commit --> release
     lost       dropped --> on_lost
 
-    Invariant: a partition that the user knows ends with one `on_revoked` that returned
-    or raised while it was ours; or, if there was none, with one `on_lost`.
-    Invariant: what goes before its `on_assigned` began is not mentioned to the user.
+A partition is known to the user from the beginning of its `on_assigned` call, or, if
+there is no such hook, from its assignment.
+
+    Invariant: a known partition ends with one `on_revoked` that returned or raised
+    while the partition was still owned; without that, with one `on_lost`.
+    Invariant: no hook is called for a partition that is lost before it is known.
     Invariant: no message of a partition is handed out before its `on_assigned`
     returned.
 """
@@ -34,7 +37,7 @@ from metaq.model import TopicPartition
 _log = logging.getLogger(__name__)
 
 Caller: TypeAlias = Callable[[Callable[[], object]], Awaitable[object]]
-"""Has a thread call a function, and waits for its result."""
+"""Runs a function on a thread of the user, and waits for its result."""
 
 Partitions = frozenset[TopicPartition]
 
@@ -48,14 +51,14 @@ class HookCall:
     partitions: Partitions
     has_begun: bool = False
     is_active: bool = False
-    """Whether the user's function runs."""
+    """Whether the user's function is running."""
     has_returned: bool = False
     is_ours: bool = True
-    """Whether offsets of these partitions may still be committed."""
+    """Whether offsets of its partitions may still be committed."""
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
-        """Mark the time of the block as that of the user's function."""
+        """Set `is_active`, and the current call, inside the block."""
         token, self.is_active = _inside.set(self), True
         try:
             yield
@@ -65,8 +68,8 @@ class HookCall:
 
 
 _inside: ContextVar[HookCall | None] = ContextVar("metaq_hook", default=None)
-"""The call that this task or thread is in. Requests made there inherit it, and so do
-tasks, which may outlive it."""
+"""The hook call in which this task or thread runs. Tasks created there inherit it, and
+may outlive the call."""
 
 
 def _call_inside(hooks: "Hooks") -> HookCall | None:
@@ -76,17 +79,17 @@ def _call_inside(hooks: "Hooks") -> HookCall | None:
 
 
 def refuse_inside(hooks: "Hooks", what: str) -> None:
-    """Raise ClientError in one of these hooks, which such a call would wait for."""
+    """Raise ClientError inside one of these hooks, for which `what` would wait."""
     call = _call_inside(hooks)
     if call is not None:
         raise ClientError(f"{what}: not possible in {call.name}, which it waits for")
 
 
 def commits_inside(hooks: "Hooks") -> bool:
-    """Return whether this commit is made in one of these hooks.
+    """Return whether the caller runs in one of these hooks.
 
     Raises:
-        OwnershipLostError: in one whose partitions are not ours any more.
+        OwnershipLostError: the partitions of that call are lost.
     """
     call = _call_inside(hooks)
     if call is not None and not call.is_ours:
@@ -98,7 +101,7 @@ def commits_inside(hooks: "Hooks") -> bool:
 
 
 class Hooks:
-    """The hooks of one consumer. Owner: the consumer. Concurrency: its event loop."""
+    """Calls the hooks of one consumer, which owns it. Concurrency: its event loop."""
 
     def __init__(
         self,
@@ -108,11 +111,11 @@ class Hooks:
         on_ready: Callable[[Collection[TopicPartition]], None],
         on_failed: Callable[[MetaqError], None],
     ) -> None:
-        """Begin without partitions.
+        """Create it without partitions.
 
         Args:
-            consumer: first argument of the hooks; its text begins errors.
-            options: have the hooks.
+            consumer: first argument of the hooks; error messages begin with its text.
+            options: options with the hooks.
             on_ready: called with partitions that may be handed out.
             on_failed: called with the error of a hook that raised.
         """
@@ -124,35 +127,35 @@ class Hooks:
         self.held: set[TopicPartition] = set()
         """Partitions whose `on_assigned` has not returned."""
         self._known: set[TopicPartition] = set()
-        """Partitions that the user knows to be ours."""
+        """Partitions that are known to the user."""
         self._turn = asyncio.Lock()
         self._calls: dict[asyncio.Task[None], HookCall] = {}
         """Calls that have not ended, in order."""
         self.error: ClientError | None = None
-        """Error of the first hook that raised."""
+        """Error of the first hook call that raised."""
 
     @property
     def are_set(self) -> bool:
-        """Whether there is any hook."""
+        """Whether the user set at least one hook."""
         return any(self._hooks.values())
 
     def waiting_for(self) -> list[str]:
-        """Return which hook keeps messages from being handed out, if one does."""
+        """Return the `on_assigned` for which messages are held, or an empty list."""
         return [f"on_assigned of {name_some(self.held)}"] if self.held else []
 
     def call_in_threads(self, consumer: object, caller: Caller) -> None:
-        """Have hooks called by threads, with the consumer of the sync world."""
+        """Call hooks through `caller`, with the consumer of the sync world."""
         self._consumer, self._caller = consumer, caller
 
     # -- events -----------------------------------------------------------------------
 
     def begin(self, partition: TopicPartition) -> None:
-        """Note a partition that will be announced."""
+        """Add a newly assigned partition; call `announce` next."""
         is_held = self._hooks["on_assigned"] is not None
         (self.held if is_held else self._known).add(partition)
 
     def announce(self, partitions: Collection[TopicPartition]) -> None:
-        """Have `on_assigned` called with the partitions of one assignment."""
+        """Schedule `on_assigned` for the partitions of one assignment."""
         fresh = self.held.intersection(partitions)
         last = next(reversed(self._calls.values()), None)
         if last is not None and last.name == "on_assigned" and not last.has_begun:
@@ -161,14 +164,14 @@ class Hooks:
             self._spawn(HookCall(self, "on_assigned", frozenset(fresh)))
 
     async def revoke(self, partitions: Partitions, *, timeout_s: float) -> bool:
-        """Have `on_revoked` called; wait for its end, at most so long.
+        """Call `on_revoked`, and wait until it ends, for at most `timeout_s` seconds.
 
         Returns:
-            Whether the last commit may follow. False when it raised, or has not
-            returned in time: then it is cancelled, if it is not in a thread, and
-            `on_lost` follows.
+            Whether the last commit may follow. False if the hook raised, or did not
+            return in time; then it is cancelled, except on a thread, and `on_lost`
+            follows.
 
-        Cancellation: the hook goes on; another `revoke` of the same partitions waits
+        Cancellation: the hook continues; another `revoke` of the same partitions waits
         for it.
         """
         self.held -= partitions
@@ -193,7 +196,7 @@ class Hooks:
         return not late and all(call.has_returned for call in waiting.values())
 
     def lose(self, partitions: Collection[TopicPartition]) -> None:
-        """Have `on_lost` called: the partitions may be another member's already."""
+        """End other calls for lost partitions, which others may own; call `on_lost`."""
         gone = self._known.intersection(partitions)
         self.held.difference_update(partitions)
         self._known -= gone
@@ -206,7 +209,7 @@ class Hooks:
             self._spawn(HookCall(self, "on_lost", frozenset(gone), is_ours=False))
 
     async def close(self, timeout_s: float) -> None:
-        """Wait for the last calls, at most so long; then cancel them."""
+        """Wait up to `timeout_s` seconds for the last calls, then cancel them."""
         if self._calls:
             await asyncio.wait(tuple(self._calls), timeout=timeout_s)
         for task, call in self._calls.items():
@@ -238,7 +241,7 @@ class Hooks:
             if call.name == "on_revoked" and call.is_ours:
                 self._known -= call.partitions
             elif call.name == "on_assigned" and call.has_returned:
-                # Those that were lost since are not known, and may be held again.
+                # Partitions lost since are not known; if assigned again, they are held.
                 ready = call.partitions & self.held & self._known
                 self.held -= ready
                 self._on_ready(ready)
@@ -262,7 +265,7 @@ class Hooks:
         names = name_some(call.partitions)
         text = "%s raised: %s partitions=%s"
         _log.error(text, call.name, self._consumer, names, exc_info=error)
-        # A hook may well fail because its partitions went while it ran.
+        # Ignore a hook that fails because its partitions were lost while it ran.
         if call.is_ours or call.name == "on_lost":
             failure = ClientError(f"{self._consumer}: {call.name} raised {error!r}")
             failure.__cause__ = error

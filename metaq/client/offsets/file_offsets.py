@@ -50,9 +50,9 @@ _Groups = dict[str, list[_Entry]]
 
 
 class FileOffsets:
-    """An `OffsetStore` in one file; for any number of groups and processes.
+    """An `OffsetStore` in one file, for any number of groups and processes.
 
-    Durability: a commit has synced the file and its directory when it returns.
+    Durability: on return of a commit the file and its directory are synced.
     Concurrency: one event loop at a time; several objects and processes may share the
     file.
     """
@@ -103,7 +103,7 @@ class FileOffsets:
         Args:
             group: consumer group.
             offsets: the next offset of each partition.
-            fence: ignored: a file has no owners.
+            fence: ignored, because there are no owners.
             deadline_s: absolute.
 
         Returns:

@@ -2,9 +2,10 @@
 
 A committed offset outside the log is always reported: below the log start, messages
 were deleted before they were read; above the log end, the log was replaced. Both are
-logged as errors and counted; reading continues at the log start, or at the log end for
-a consumer that starts at the latest offset. Where a MetaQ 1.4 broker knows no log, the
-committed offset stays: it forgets partitions at its start, until the next put to them.
+logged as errors and counted. Reading then continues at the log start, or at the log end
+for a consumer that starts at the latest offset. If a MetaQ 1.4 broker has no log of the
+partition, the committed offset is kept, because such a broker does not know a partition
+between its own start and the next put to it.
 """
 
 import logging
@@ -24,10 +25,11 @@ from metaq.model import GroupOffset, MessageId, Millis, Offset, TopicPartition
 _log = logging.getLogger(__name__)
 
 NO_MESSAGE: Final = MessageId(-1)
-"""Written by MetaQ's clients as the id when no message was read yet."""
+"""Id that MetaQ's clients write if no message was read yet."""
 
 Goal: TypeAlias = Literal["earliest", "latest"] | datetime | Offset
-"""Place to go on: the log start, its end, the first message of a time, an offset."""
+"""Target of a seek: the log start, the log end, the first message of a time or later,
+or an offset."""
 
 NOTHING_HANDLED: Final = Offset(-1)
 """Below every offset."""
@@ -48,14 +50,14 @@ async def first_offset(
     Args:
         context: the client's parts.
         partition: the partition to read.
-        committed: the committed offset of the group; None for none, or to ignore it.
+        committed: the committed offset of the group; None: none, or to be ignored.
         start: offset reset of the group.
-        handled: offset up to which the caller has handled messages; it drops repeats,
-            unless the log ends before that: those were other messages.
-        deadline_s: absolute.
+        handled: offset up to which the caller has handled messages, and drops repeats.
+            If the log ends before it, the log was replaced and has other messages.
+        deadline_s: monotonic time.
 
     Raises:
-        CannotAnswerError: a time was asked of a broker that knows none.
+        CannotAnswerError: a time at a MetaQ 1.4 broker, which has no times.
         NoBrokerError: an offset is committed, and the broker does not serve the
             partition.
         MetaqError: the broker cannot be asked.
@@ -111,7 +113,7 @@ async def first_offset(
         )
         return GroupOffset(follower, NO_MESSAGE), True
     if ends is None:
-        # Nothing was ever put there: every message will be new.
+        # There was no put yet: every message will be new.
         return GroupOffset(Offset(0), NO_MESSAGE), False
     return GroupOffset(await _choose(log, start, ends), NO_MESSAGE), is_cut
 
@@ -132,9 +134,12 @@ async def _choose(log: LogQueries, start: Start, ends: tuple[Offset, Offset]) ->
 
 
 async def _require_served(log: LogQueries, committed: Offset) -> None:
-    """Refuse to abandon an offset because the wrong broker was asked.
+    """Check that the broker serves a partition of which it has no log.
 
-    A partition that is served and has no log was created again.
+    If it does, the partition was created again, and its old offset is void.
+
+    Raises:
+        NoBrokerError: it does not, so it may be the wrong broker.
     """
     partition, topics = log.partition, [log.partition.topic]
     snapshot = await read_cluster(log.context, topics, deadline_s=log.deadline_s)
@@ -147,14 +152,14 @@ async def _require_served(log: LogQueries, committed: Offset) -> None:
 
 
 def check_goal(name: str, goal: object) -> None:
-    """Refuse a value that is no goal in any partition.
+    """Check the target of a seek.
 
     Args:
-        name: of the argument, for the error.
+        name: name of the argument, for the error.
         goal: the given value.
 
     Raises:
-        ConfigError: a text, a number or a time that means nothing.
+        ConfigError: the text, number or time is invalid.
         TypeError: it is of another type.
     """
     if isinstance(goal, int):
@@ -171,20 +176,20 @@ def check_goal(name: str, goal: object) -> None:
 async def find_goal(
     context: ClientContext, partition: TopicPartition, goal: Goal, *, deadline_s: float
 ) -> Offset:
-    """Return the offset of a goal in one partition.
+    """Return the offset of the target of a seek in one partition.
 
     Args:
         context: the client's parts.
-        partition: the partition to move in.
-        goal: where to; an offset is a message boundary.
-        deadline_s: when to give up.
+        partition: the partition of the seek.
+        goal: the target; an offset must be a message boundary.
+        deadline_s: monotonic time.
 
     Raises:
-        ClientError: an offset outside the log, or within a message.
-        CannotAnswerError: a time, of a broker that knows none.
-        CorruptRecordError: an offset in damaged bytes.
-        NoBrokerError: the broker of the partition is not there.
-        WireError: the broker refuses to answer.
+        ClientError: the offset is outside the log, or inside a message.
+        CannotAnswerError: a time at a MetaQ 1.4 broker, which has no times.
+        CorruptRecordError: the offset is in damaged bytes.
+        NoBrokerError: the broker of the partition is away.
+        WireError: the broker refuses the request.
     """
     if isinstance(goal, str | datetime):
         begin, _ = await first_offset(

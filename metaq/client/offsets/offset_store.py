@@ -1,8 +1,8 @@
-"""Stores of a group's offsets.
+"""Stores of the committed offsets of groups.
 
-An offset is that of the next message; its committer has handled all messages before
-it. Stores are called on the client's loop and may not block it. Files and databases are
-in `file_offsets.py` and `sql_offsets.py`.
+A committed offset is that of the next message; all messages before it are handled.
+Stores are called on the client's loop and must not block it. Stores in files and
+databases are in `file_offsets.py` and `sql_offsets.py`.
 
 Source: docs/metaq-1.4/client.md 13.
 """
@@ -26,43 +26,44 @@ Failures: TypeAlias = Mapping[TopicPartition, MetaqError]
 """Partitions for which something failed, with their errors."""
 
 TOGETHER_MAX: Final = 100
-"""Partitions in one request: ZooKeeper ends the session of a request above 1 MiB."""
+"""Maximum number of partitions in one request, because ZooKeeper ends a session that
+sends a request above 1 MiB."""
 STORE_SLACK_S: Final = 0.1
-"""A store that has not answered so long after its deadline is abandoned."""
+"""Time after its deadline at which a call of a store is cancelled, in seconds."""
 
 
 class OffsetStore(Protocol):
-    """Offset store interface used by consumers; an abandoned call is cancelled."""
+    """Interface of offset stores; consumers cancel calls that exceed the deadline."""
 
     async def load(
         self, group: str, partition: TopicPartition, *, deadline_s: float
     ) -> GroupOffset | None:
-        """Return the committed offset; None when there is none.
+        """Return the committed offset; None if there is none.
 
         Args:
             group: consumer group.
-            partition: whose offset.
-            deadline_s: absolute.
+            partition: partition of the offset.
+            deadline_s: monotonic time.
 
         Raises:
-            MetaqError: the store could not be asked, or its content cannot be parsed.
+            MetaqError: the store cannot be asked, or its content cannot be parsed.
         """
 
     async def commit(
         self, group: str, offsets: Offsets, *, fence: Fence | None, deadline_s: float
     ) -> Failures:
-        """Store offsets; durable when this returns.
+        """Store offsets; durable on return.
 
         Args:
             group: consumer group.
             offsets: the next offset of each partition.
-            fence: binding of the group's ownership; a store in ZooKeeper refuses when
-                it is gone.
-            deadline_s: absolute.
+            fence: member and session that own the partitions; a store in ZooKeeper
+                refuses the commit if they do not own them any more. None: no group.
+            deadline_s: monotonic time.
 
         Returns:
-            The partitions that were not stored, with their errors; empty when all were.
-            An exception means that none was stored.
+            The partitions that were not stored, with their errors. If it raises, none
+            was stored.
         """
 
     async def close(self) -> None:
@@ -70,7 +71,7 @@ class OffsetStore(Protocol):
 
 
 class MemoryOffsets:
-    """Offsets in memory: for tests, and for reading once."""
+    """Offsets in memory, for tests and for reading once."""
 
     def __init__(self) -> None:
         self._offsets: dict[tuple[str, TopicPartition], GroupOffset] = {}
@@ -78,34 +79,34 @@ class MemoryOffsets:
     async def load(
         self, group: str, partition: TopicPartition, *, deadline_s: float
     ) -> GroupOffset | None:
-        """Return the offset stored before; see `OffsetStore.load`."""
+        """Return the stored offset; see `OffsetStore.load`."""
         del deadline_s  # nothing to wait for
         return self._offsets.get((group, partition))
 
     async def commit(
         self, group: str, offsets: Offsets, *, fence: Fence | None, deadline_s: float
     ) -> Failures:
-        """Remember offsets; see `OffsetStore.commit`."""
+        """Store offsets; see `OffsetStore.commit`."""
         del fence, deadline_s  # no other owner, no wait
         for partition, offset in offsets.items():
             self._offsets[group, partition] = offset
         return {}
 
     async def close(self) -> None:
-        """Do nothing: a closed consumer may be followed by another one."""
+        """Do nothing, so that another consumer can continue."""
 
 
 class ZooKeeperOffsets:
     """Offsets in ZooKeeper, where MetaQ's consumers keep them.
 
     A commit with a fence is only written while the fence's member owns the partition
-    under the fence's session: the first one of a partition takes three requests, later
-    ones of all partitions one together. A consumer without a group has no fence, and
-    writes as a tool does.
+    under the fence's session. The first commit of a partition takes three requests;
+    later ones of all partitions share one. A consumer with fixed partitions has no
+    fence: its offsets are written without a check.
     """
 
     def __init__(self, coordinator: Coordinator, paths: NodePaths) -> None:
-        """Use the session that the fences belong to; it is the client's."""
+        """Use the client's session, to which the fences belong."""
         self._coordinator = coordinator
         self._paths = paths
         self._versions: dict[tuple[str, TopicPartition], tuple[Fence, int]] = {}
@@ -114,11 +115,11 @@ class ZooKeeperOffsets:
     async def load(
         self, group: str, partition: TopicPartition, *, deadline_s: float
     ) -> GroupOffset | None:
-        """Return the committed offset; None when there is none.
+        """Return the committed offset; None if there is none.
 
         Raises:
-            PayloadError: the node holds no offset.
-            CoordinationError: ZooKeeper could not be asked.
+            PayloadError: the content of the node is not an offset.
+            CoordinationError: ZooKeeper cannot be asked.
         """
         offsets = self._offsets(group)
         return await offsets.read_offset(partition, deadline_s=deadline_s)
@@ -126,11 +127,11 @@ class ZooKeeperOffsets:
     async def commit(
         self, group: str, offsets: Offsets, *, fence: Fence | None, deadline_s: float
     ) -> Failures:
-        """Store offsets, each by itself or all in one request; durable on return.
+        """Store offsets; durable on return.
 
         Returns:
             The partitions that were not stored, with their errors: OwnershipLostError
-            if the partition does not belong to the fence any more.
+            if the fence does not own the partition any more.
         """
         store = self._offsets(group)
         if fence is None:
@@ -148,7 +149,7 @@ class ZooKeeperOffsets:
         return failures(committed)
 
     async def close(self) -> None:
-        """Do nothing: the session is the client's."""
+        """Do nothing, because the client closes the session."""
 
     def _offsets(self, group: str) -> GroupOffsets:
         return GroupOffsets(self._coordinator, self._paths, group=group)
@@ -161,7 +162,10 @@ async def _commit_fenced(
     fence: Fence,
     deadline_s: float,
 ) -> dict[TopicPartition, int | MetaqError]:
-    """Commit those of known version together, and by themselves what does not fit."""
+    """Commit offsets of known node version together, the others one by one.
+
+    A joint request that fails because a node was changed is repeated one by one.
+    """
     owner, session_version = fence.member, fence.session_version
     together = partial(
         store.commit_together,

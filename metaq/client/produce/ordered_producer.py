@@ -342,7 +342,7 @@ class AsyncOrderedProducer(ClosedByBlock):
 
         Args:
             data: application bytes; mutable ones are copied.
-            attribute: application attribute; "" is one, None is none.
+            attribute: application attribute; "" is an attribute, None means none.
             key: stored; the same key goes to the same partition, unless the selector
                 does otherwise.
             headers: names and bytes, stored in this order; a dict, or pairs.

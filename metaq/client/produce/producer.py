@@ -230,19 +230,19 @@ class AsyncProducer(ClosedByBlock):
     ) -> SendFuture:
         """Begin to send one message; waits for memory only.
 
-        With a time it waits for a topic that is not known as well.
+        For a delayed message it also waits until the topic is known.
 
         Arguments: see `AsyncProducer.send`.
 
         Returns:
-            Its outcome, by its deadline in every case: that of a topic that is not
-            known, too. Messages of one task are sent in this order.
+            A future that has an outcome by its deadline, even if the topic is not
+            known. Messages of one task are sent in the order of the calls.
 
         Raises:
             BufferFullError: no memory within the time, or with `when_full="raise"`.
             ConfigError, TypeError, MessageTooLargeError, ClosedError: as `send`.
 
-        Cancellation: as long as this waits, nothing was appended.
+        Cancellation: nothing was appended.
         """
         append: Callable[..., SendFuture] = self._append
         if get_ident() != self._thread_id:
@@ -290,37 +290,38 @@ class AsyncProducer(ClosedByBlock):
         """Send one message and wait until it is on the broker's disk.
 
         Args:
-            topic: any name without space and line end.
+            topic: topic name, without spaces and line ends.
             data: application bytes; mutable ones are copied.
-            attribute: application attribute; "" is one, None is none.
+            attribute: application attribute; "" is an attribute, None means none.
             key: stored; the same key goes to the same partition, see `KeyHash`.
             headers: names and bytes, stored in this order; a dict, or pairs.
             tag: text stored as the header `tag`, for consumers with `where`.
-            partition: where it is sent, and nowhere else: `<broker>-<partition>`, or
-                a partition of the topic.
+            partition: the only partition to send it to: `<broker>-<partition>`, or a
+                partition of the topic. None: the selector chooses.
             timeout: seconds, all retries included; None is `timeout_s` of the options.
                 Waiting for memory, or for a new topic, takes at most as long again.
-            delay: its broker delivers it after this time: `"30m"`, seconds or a
-                `timedelta`. It is on disk when this returns.
-            deliver_at: likewise, at this moment; one that has passed is now.
-            expires_in: after this time, from its delivery on, it is not worth reading:
-                consumers pass over it.
+            delay: time after which the broker delivers it: `"30m"`, seconds or a
+                `timedelta`. Until then it is on the broker's disk.
+            deliver_at: time at which the broker delivers it, with a time zone; a past
+                time means now.
+            expires_in: time after its delivery from which consumers skip it.
 
         Returns:
-            Its partition, offset and id; with a time a `Scheduled`, for `cancel`.
+            Its partition, offset and id; for a delayed message a `Scheduled`, for
+            `cancel`.
 
         Raises:
             OutcomeUnknownError: it was sent, and may be stored.
             NoBrokerError, NotSentError: certainly not stored; no broker took it in
                 time.
             ForbiddenError, NoRoomError, UnavailableError: certainly not stored; refused
-                to the end.
+                until the deadline.
             ServerError: the broker could not store it; its text says why.
-            MessageTooLargeError: larger than broker or buffer take.
+            MessageTooLargeError: larger than the broker or the buffer accepts.
             BufferFullError: no memory within the time, or with `when_full="raise"`.
             ConfigError: topic, attribute, key, headers or partition cannot be
-                written; or a time that is none, lacks its zone, or is given twice.
-            NoDelayError: the broker takes no message with a time.
+                written; or a time is invalid, lacks its zone, or is given twice.
+            NoDelayError: the broker cannot delay messages.
             ClosedError: the producer is closed, or of another event loop.
             TypeError: an argument of another type; the text names it.
 
@@ -361,16 +362,16 @@ class AsyncProducer(ClosedByBlock):
 
         Args:
             topic: as in `send`.
-            messages: bytes, or `OutgoingMessage` where there is more to say.
-            tag: of all of them, as in `send`.
+            messages: bytes, or `OutgoingMessage` objects with further arguments.
+            tag: tag of all messages, as in `send`.
             timeout: seconds for each message, from when there was memory for it.
-            delay: of all of them, as in `send`.
+            delay: delay of all messages, as in `send`.
             deliver_at: likewise.
             expires_in: likewise.
 
         Returns:
-            One result per message, in their order, each computed when asked for; ()
-            for no messages.
+            One result per message, in their order, each computed on access; () for no
+            messages.
 
         Raises:
             PartlySentError: some are stored; `outcomes` has the outcome of each.
@@ -467,8 +468,8 @@ class AsyncProducer(ClosedByBlock):
             ConfigError: topic, attribute, key or headers cannot be written.
             ClosedError: the producer is of another event loop.
             TypeError: an argument of another type; the text names it.
-            Exception: what the selector raises, for a topic that is known; for one that
-                is not, it is counted.
+            Exception: raised by the selector, for a known topic; for another topic it
+                is counted.
         """
         self._require_loop()
         if tag is not None:
@@ -515,7 +516,7 @@ class AsyncProducer(ClosedByBlock):
                 several brokers may differ from the one outside.
 
         Raises:
-            ConfigError: `timeout` is no time, or 0; or `keys` is another value.
+            ConfigError: `timeout` is invalid or 0, or `keys` is another value.
             ClosedError: the producer is closed, or belongs to another event loop.
         """
         self._require_loop()
@@ -543,7 +544,7 @@ class AsyncProducer(ClosedByBlock):
         Raises:
             ConfigError: the consumer does not meet these conditions.
             ClosedError: the producer is closed, or belongs to another event loop.
-            TypeError: not a batch of a consumer.
+            TypeError: `batch` is not a batch of a consumer.
         """
         self._require_loop()
         self._check_open()

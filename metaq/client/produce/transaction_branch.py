@@ -266,7 +266,7 @@ class TransactionParts(BranchParts):
         """Return the monotonic time `timeout` seconds from now; None is `timeout_s`.
 
         Raises:
-            ConfigError, TypeError: `timeout` is no time.
+            ConfigError, TypeError: `timeout` is invalid.
         """
         check_timeout(timeout)
         timeout_s = self.options.timeout_s if timeout is None else timeout
@@ -276,7 +276,7 @@ class TransactionParts(BranchParts):
         """Return the lifetime sent to a broker, in whole seconds; None is the option.
 
         Raises:
-            ConfigError, TypeError: `timeout` is no time, or 0, with which a MetaQ 1.4
+            ConfigError, TypeError: `timeout` is invalid, or 0, with which a MetaQ 1.4
                 broker would keep abandoned transactions without a limit.
         """
         if timeout is None:
@@ -352,7 +352,7 @@ class TransactionSends:
         Args:
             topic: any topic of the cluster; in a local transaction, of its broker.
             data: application bytes.
-            attribute: application attribute; "" is one, None is none.
+            attribute: application attribute; "" is an attribute, None means none.
             key: stored; goes to the same partition as outside of the transaction. For
                 local transactions see `AsyncProducer.transaction`.
             headers: names and bytes, stored in this order; a dict, or pairs.

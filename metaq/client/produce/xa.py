@@ -123,7 +123,7 @@ class AsyncXa(TransactionSends, ClosedByBlock):
 
         Raises:
             TransactionError: another transaction has not ended.
-            ConfigError: the xid has another qualifier, or `timeout` is no time.
+            ConfigError: the xid has another qualifier, or `timeout` is invalid.
         """
         lifetime_s = self._parts.lifetime_s(timeout)
         self._check_xid(xid)
@@ -298,7 +298,7 @@ class AsyncXa(TransactionSends, ClosedByBlock):
             timeout: seconds for everything; None is the client's `close_timeout_s`.
 
         Raises:
-            TypeError, ConfigError: `timeout` is no time; nothing is closed.
+            TypeError, ConfigError: `timeout` is invalid; nothing is closed.
         """
         check_timeout(timeout)
         current, self._global = self._global, None

@@ -50,7 +50,7 @@ class HeldMessage:
     lease_end_s: float
     """Monotonic end of its lease; moved by each renewal."""
     since_s: float
-    """Monotonic time of its arrival; once handed out, of that."""
+    """Monotonic time at which it was handed out; before that, of its arrival."""
     size_bytes: int = 0
     state: HeldState = HeldState.WAITING
     is_renewing: bool = False
@@ -73,7 +73,7 @@ class Prefetch:
         self._arrival = threading.Condition(self.lock)
         self._is_drained = False
         self.error: MetaqError | None = None
-        """Error to raise once the prefetch is empty; None for none."""
+        """Error to raise once the prefetch is empty; None if there is none."""
 
     def put(self, messages: Sequence[HeldMessage]) -> bool:
         """Append messages, in this order.
@@ -162,7 +162,7 @@ class Prefetch:
                 with self.lock:
                     if sleeper in self._sleepers:
                         self._sleepers.remove(sleeper)
-                    # This one may have consumed a wake-up: pass it on.
+                    # This waiter may have been woken for a message: wake others.
                     self._wake(len(self._ready))
                 raise
         return held
@@ -240,11 +240,11 @@ class QueueParts:
     generation: int | None = None
     """Generation of the group, once it is defined."""
     is_ordered: bool = False
-    """Whether the group delivers one message of a key at a time; likewise."""
+    """Whether the group delivers one message of a key at a time."""
     unanswered_count: int = 0
     """Number of settle entries without a reply, of all links."""
     all_answered: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when that number reaches 0."""
+    """Set when `unanswered_count` reaches 0."""
 
     def fail(self, error: MetaqError) -> None:
         """Have every take raise `error`, once the prefetch is empty; log it."""

@@ -122,10 +122,10 @@ class QueueLife:
             ClosedError: it was started before, or is closed.
             NoTopicError: no broker serves the topic.
             ExchangeError: the topic is an exchange.
-            QueueGroupError: the group exists with a definition other than the options;
-                the text names the difference.
-            ConfigError: the group is new, and the options do not say what becomes of
-                its dead messages; the name is that of a log group; or `where` is not a
+            QueueGroupError: the group exists with a definition other than the options,
+                which the text names; or the name is that of a log group.
+            ConfigError: the group is new and the options have neither a dead-letter
+                topic nor `then`, or that topic does not exist; or `where` is not a
                 valid filter.
             MetaqError: ZooKeeper is not available.
 

@@ -1,9 +1,9 @@
 """The sync client: the same names, options and errors as the async one, for any thread.
 
-Each object wraps its async twin, which runs on the client's loop thread. Rare calls run
-there as coroutines. Work per message runs on the caller's thread: an iterator takes
-whole batches out of the consumer's fetch buffer, and a producer appends to its
-accumulator.
+Each object wraps its async twin, which runs on the client's loop thread. Calls run
+there as coroutines, except the work per message, which runs on the caller's thread: an
+iterator takes whole batches from the consumer's fetch buffer, and a producer appends to
+its accumulator.
 """
 
 import asyncio
@@ -58,27 +58,27 @@ from metaq.model import Message, TopicPartition
 _log = logging.getLogger(__name__)
 
 OPEN_CLIENTS: Final[dict["Client", None]] = {}
-"""Clients that are started and not closed, oldest first."""
+"""Clients that were started and are not closed, oldest first."""
 
 
 @atexit.register
 def close_open_clients() -> None:
-    """Close clients that were not closed, newest first; an error stops no other one."""
-    # One function for all, because `atexit.unregister` keeps the slot of a function.
+    """Close open clients, newest first; after an error the others are still closed."""
+    # One function for all: `atexit.unregister` would leave a slot for each client.
     with contextlib.ExitStack() as stack:
         for client in tuple(OPEN_CLIENTS):
             stack.callback(client.close)
 
 
 class Client(SyncObject[AsyncClient]):
-    """The way in: `with Client("127.0.0.1:2181") as client`; see `AsyncClient`.
+    """Connects to a cluster: `with Client("127.0.0.1:2181")`; see `AsyncClient`.
 
-    Works from any thread. After a fork the child makes its own.
+    For any thread. After a fork the child creates its own.
     """
 
     @like(AsyncClient.__init__)
     def __init__(self, *args: Any, **keywords: Any) -> None:
-        """Prepare a client; arguments and errors are those of `AsyncClient`."""
+        """Create a client; arguments and errors are those of `AsyncClient`."""
         self._twin = AsyncClient(*args, **keywords)
         self._clock = self._twin.clock
         self._thread: LoopThread | None = None
@@ -162,7 +162,7 @@ class Client(SyncObject[AsyncClient]):
     request = blocking(AsyncClient.request)
     responder = making(AsyncClient.responder, Responder)
 
-    # -- looking, without a group -----------------------------------------------------
+    # -- reading without a group ------------------------------------------------------
 
     @like(AsyncClient.browse)
     def browse(self, topic: str, **options: Any) -> Generator[Message, None, None]:
@@ -201,7 +201,7 @@ class Client(SyncObject[AsyncClient]):
                 yield from batch
             is_over = True
         finally:
-            # If the client is closed by now, there is nothing to close.
+            # A closed client has closed the batches already.
             with contextlib.suppress(ClosedError):
                 if not is_over:
                     thread.run(stop())
@@ -212,7 +212,7 @@ class Client(SyncObject[AsyncClient]):
     stats = blocking(AsyncClient.stats)
 
     def admin(self) -> "Admin":
-        """Return the administration of topics, groups and brokers; for any thread."""
+        """Return an object that administers topics, groups, exchanges and brokers."""
         return Admin(AsyncAdmin(context_of(self._twin)), self._require_thread())
 
     def statistics(self) -> ClientStatistics:
@@ -292,9 +292,9 @@ class Consumer(SyncClosable[AsyncConsumer]):
             self._thread.run_close(close(), self._calls.serve)
 
     def _let_go(self, timeout: float | None = None) -> None:
-        """Give the current batch back, unless another thread's loop has it.
+        """Give the current batch back, unless a loop of another thread has it.
 
-        A consumer with hooks is closed instead, because they run on this thread.
+        A consumer with hooks is closed instead, because its hooks run on this thread.
         """
         if self._twin.hooks.are_set:
             try:
@@ -328,7 +328,7 @@ class Consumer(SyncClosable[AsyncConsumer]):
             try:
                 while True:
                     for piece in current.pieces():
-                        # Hooks that come due later interrupt this piece.
+                        # A hook that is queued later interrupts this piece.
                         self._calls.run_due()
                         yield piece
                     self._thread.require_own()
@@ -348,7 +348,7 @@ class Consumer(SyncClosable[AsyncConsumer]):
         self._twin.require_started()
 
     def _take(self, end_s: float | None) -> FetchedBatch | None:
-        """Wait for a batch as `FetchBuffer.take`, and call hooks that become due."""
+        """Wait for a batch as `FetchBuffer.take`, and call queued hooks."""
         while True:
             self._calls.run_due()
             left_s = None
@@ -360,7 +360,7 @@ class Consumer(SyncClosable[AsyncConsumer]):
 
     def receive(self, timeout: float | None = None) -> Message | None:
         """Return the next message; see `AsyncConsumer.receive`."""
-        # A message that an interrupt kept from the caller is handed out again.
+        # If an interrupt prevents the return, the message is handed out again.
         try:
             many = self._receive(1, timeout)
             return many[0] if many else None
@@ -371,7 +371,7 @@ class Consumer(SyncClosable[AsyncConsumer]):
     def receive_many(
         self, count_max: int, timeout: float | None = None, *, fill: bool = False
     ) -> list[Message]:
-        """Return messages at once; see `AsyncConsumer.receive_many`."""
+        """Return available messages; see `AsyncConsumer.receive_many`."""
         try:
             if not fill:
                 return self._receive(count_max, timeout)
@@ -442,7 +442,7 @@ class Consumer(SyncClosable[AsyncConsumer]):
         timeout: float | None = None,
         wait_s: float | None = None,
     ) -> Filling:
-        """Return a list that is full, or whose time is over; as in `AsyncConsumer`."""
+        """Return a list when it is full, or its time is over; as `AsyncConsumer`."""
         current, now_s = self._twin.current_batch, self._clock.monotonic_s
         end_s = None if timeout is None else now_s() + timeout
         with current.taking():
@@ -469,14 +469,12 @@ class Consumer(SyncClosable[AsyncConsumer]):
         retry: RetryPolicy = DEFAULT_POLICY,
         timeout: float | None = None,
     ) -> None:
-        """Have every message handled, in threads; see `AsyncConsumer.run`.
+        """Call the handler for every message, in threads; see `AsyncConsumer.run`.
 
-        The handler is a plain function: an async one is refused with `ConfigError`.
-        Returns when the time is over or another thread closes the consumer, and raises
-        when a handler's failure ends it. An interrupt (Ctrl-C) waits for the handlers
-        that are at work, at most `revoke_timeout_s`, and is raised then; what they
-        finished is handled. A handler that goes on beyond that keeps its thread and its
-        partition until it returns.
+        The handler is a plain function; an async one is refused with `ConfigError`. An
+        interrupt (Ctrl-C) is raised after running handlers have ended, or after
+        `revoke_timeout_s`; messages that they finished are handled. A handler that
+        still runs then keeps its thread and its partition until it returns.
         """
         workers = Workers(self._twin, self._thread, handler, self._calls)
         workers.run(concurrency, retry, timeout)
@@ -487,11 +485,11 @@ class Consumer(SyncClosable[AsyncConsumer]):
     def commit_nowait(self, what: Committable | None = None) -> Future[None]:
         """Begin a commit; see `AsyncConsumer.commit_nowait`.
 
-        The messages being handled are determined now, not when the loop commits.
+        The messages to commit are those handed out now, not when the loop commits.
         """
         self._thread.require_usable()
         future: Future[None] = Future()
-        future.set_running_or_notify_cancel()  # it cannot be cancelled from now on
+        future.set_running_or_notify_cancel()  # so that it cannot be cancelled
         order = self._twin.commit_order(what)
         self._twin.commit_orders.add(order, future, self._thread.begin)
         return future
@@ -499,7 +497,7 @@ class Consumer(SyncClosable[AsyncConsumer]):
     def seek(
         self, partition: TopicPartition | str, to: Goal, timeout: float | None = None
     ) -> None:
-        """Go on elsewhere; see `AsyncConsumer.seek`."""
+        """Continue at another offset; see `AsyncConsumer.seek`."""
         limit_s = self._twin.limit_s(timeout)
         seeking = self._twin.seek(partition, to, timeout)
         self._thread.run(seeking, timeout_s=limit_s)
@@ -512,12 +510,12 @@ class Consumer(SyncClosable[AsyncConsumer]):
 
 
 class MessageBatch(ListedMessages[Consumer]):
-    """Messages that are handled together; made by `Consumer.batches`."""
+    """Messages that are handled together; created by `Consumer.batches`."""
 
     @property
     def twin(self) -> AsyncMessageBatch:
-        """The same batch, for the client's loop."""
-        consumer = self.consumer._twin  # noqa: SLF001  # one part of this world
+        """The same batch as an object of the async client."""
+        consumer = self.consumer._twin  # noqa: SLF001  # same module
         return AsyncMessageBatch(consumer, self._filling)
 
     def commit(self, timeout: float | None = None) -> None:

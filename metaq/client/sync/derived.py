@@ -3,9 +3,9 @@
     class Transaction(SyncPart[AsyncTransaction]):
         commit = blocking(AsyncTransaction.commit)
 
-`Transaction.commit` has the arguments, types, defaults and text of its twin's, for type
-checkers, editors and `help`, and returns what the twin's coroutine returns. A method
-that does more in the caller's thread is written out.
+`Transaction.commit` has the arguments, types, defaults and docstring of the async
+method, for type checkers, editors and `help`, and returns the result of its coroutine.
+Methods that do more on the caller's thread are written out.
 """
 
 import functools
@@ -31,11 +31,11 @@ SYNC_WORDS: Final = {
     "belongs to another event loop": "is called on its own thread",
     "of another event loop": "called on its own thread",
 }
-"""Words of the async world's texts, and what they are for a blocking call."""
+"""Words in docstrings of async methods → their replacement for blocking calls."""
 
 
 class SyncObject(Generic[T_co]):
-    """An object for any thread. Its async twin lives on a loop thread."""
+    """An object for any thread; its async twin runs on a loop thread."""
 
     _twin: T_co
 
@@ -47,15 +47,15 @@ class SyncObject(Generic[T_co]):
                 value.__qualname__ = f"{cls.__qualname__}.{name}"
 
     def _require_thread(self) -> LoopThread:
-        """Return the twin's thread; raise ClosedError when there is none."""
+        """Return the twin's loop thread; raise ClosedError if there is none."""
         raise NotImplementedError
 
 
 class SyncPart(SyncObject[T_co]):
-    """An object that a started client made."""
+    """An object created by a started client."""
 
     def __init__(self, twin: T_co, thread: LoopThread) -> None:
-        """Wrap the async twin; a method of the client is the way in."""
+        """Wrap the async twin; use a method of the client to create one."""
         self._twin = twin
         self._thread = thread
 
@@ -67,7 +67,7 @@ class SyncPart(SyncObject[T_co]):
 
 
 class SyncClosable(SyncPart[C_co]):
-    """A part that the end of its block closes."""
+    """An object that is closed at the end of its `with` block."""
 
     @property
     def is_closed(self) -> bool:
@@ -85,9 +85,9 @@ class SyncClosable(SyncPart[C_co]):
 def like(
     method: Callable[Concatenate[Any, P], object],
 ) -> Callable[[Callable[..., R]], Callable[Concatenate[Any, P], R]]:
-    """Give a method that is written out the arguments and the text of its twin.
+    """Decorate a written-out method with the signature and docstring of its async twin.
 
-    An argument by a name that is none raises TypeError, which names the nearest one.
+    An unknown keyword raises a TypeError that suggests the nearest one.
     """
     signature, text = inspect.signature(method), _sync_text(method)
 
@@ -100,7 +100,7 @@ def like(
 
 
 def same(name: str, text: str) -> Any:
-    """Return a property that has what the twin has under a name; `text` is its help."""
+    """Return a property with the value of the twin's attribute; `text` is its help."""
     return property(attrgetter(f"_twin.{name}"), doc=text)
 
 
@@ -119,7 +119,7 @@ def blocking(
 def closing(
     method: Callable[Concatenate[T, P], Coroutine[Any, Any, None]],
 ) -> Callable[Concatenate[SyncPart[T], P], None]:
-    """Return the sync form of a `close`: nothing when the client is closed before."""
+    """Return the sync form of a `close`; it does nothing if the client is closed."""
 
     def call(self: SyncPart[T], /, *args: P.args, **keywords: P.kwargs) -> None:
         self._thread.run_close(method(self._twin, *args, **keywords))
@@ -130,7 +130,7 @@ def closing(
 def direct(
     method: Callable[Concatenate[T, P], R],
 ) -> Callable[Concatenate[SyncPart[T], P], R]:
-    """Return the sync form of what any thread may call: it never waits."""
+    """Return the sync form of a method that never waits and is safe on any thread."""
 
     def call(self: SyncPart[T], /, *args: P.args, **keywords: P.kwargs) -> R:
         self._thread.require_own()
@@ -142,7 +142,7 @@ def direct(
 def making(
     method: Callable[Concatenate[T, P], R], part: Callable[[R, LoopThread], S]
 ) -> Callable[Concatenate[SyncObject[T], P], S]:
-    """Return the sync form of a method that makes an object: `part` wraps that."""
+    """Return the sync form of a method that creates an object; `part` wraps it."""
 
     def call(self: SyncObject[T], /, *args: P.args, **keywords: P.kwargs) -> S:
         thread = self._require_thread()
@@ -154,7 +154,7 @@ def making(
 
 
 async def on_loop(make: Callable[P, R], *args: P.args, **keywords: P.kwargs) -> R:
-    """Call what belongs to the loop there; awaited through the loop thread."""
+    """Call a function on the loop thread, which runs this coroutine."""
     return make(*args, **keywords)
 
 
@@ -165,7 +165,7 @@ def _named_like(method: Callable[..., object], call: Callable[P, R]) -> Callable
 
 
 def _sync_text(method: Callable[..., object]) -> str:
-    """Return the text of a method, in words for a blocking call."""
+    """Return the docstring of a method, in words for a blocking call."""
     text = method.__doc__ or ""
     for word, sync_word in SYNC_WORDS.items():
         text = text.replace(word, sync_word)

@@ -66,7 +66,7 @@ class HandlerThreads(Generic[M]):
 
     def run_threads(self, concurrency: int, timeout_s: float | None) -> None:
         """Run the threads until the run is over; raise the first error."""
-        # Without `Thread.join`, which after an interrupt takes a thread for ended.
+        # Without `Thread.join`, which after an interrupt may treat a thread as ended.
         with self._calls.waking(self.wake):
             try:
                 for number in range(concurrency):
@@ -203,6 +203,6 @@ class Workers(HandlerThreads[Message]):
                         break
                 batch.confirm()
             else:
-                batch.confirm()  # the last ones may have expired
+                batch.confirm()  # the loop skips expired messages at the end
         finally:
             handling.give_back(batch, pause_s)

@@ -62,7 +62,7 @@ class Transaction(SyncPart[AsyncTransaction]):
 
 
 class ExactlyOnce(SyncPart[AsyncExactlyOnce]):
-    """The messages made of one batch, from any thread; see `AsyncExactlyOnce`."""
+    """Sends the messages made of one batch, on any thread; see `AsyncExactlyOnce`."""
 
     id: str = same(
         "id", 'Key of its transaction, as brokers list it; "" outside of the block.'
@@ -114,8 +114,8 @@ class Producer(SyncClosable[AsyncProducer]):
         deliver_at: dt.datetime | None = None,
         expires_in: Span | None = None,
     ) -> SendFuture:
-        """Put one message on its way; see `AsyncProducer.send_nowait`."""
-        # Flat on purpose: for most messages nothing but the append runs.
+        """Begin to send one message; see `AsyncProducer.send_nowait`."""
+        # No helpers, for speed: for most messages only the append runs.
         if not self._thread.is_usable:
             self._thread.require_usable()
         if tag is not None:
@@ -185,7 +185,7 @@ class Producer(SyncClosable[AsyncProducer]):
         timeout: float | None,
         due_ms: Millis | None,
     ) -> Appending:
-        """Append a list, as far as there is memory, then the rest."""
+        """Append a list; while the buffer memory is full, wait before the rest."""
         self._thread.require_usable()
         self._prepare(topic, timeout)
         accumulator = self._twin.accumulator
@@ -209,8 +209,8 @@ class Producer(SyncClosable[AsyncProducer]):
         headers: Headers = (),
         tag: str | None = None,
     ) -> None:
-        """Send one message, and do not care; see `AsyncProducer.send_oneway`."""
-        # Written out on purpose, as `send_nowait`: it waits for nothing.
+        """Send one message without a result; see `AsyncProducer.send_oneway`."""
+        # No helpers, as in `send_nowait`; it never waits.
         self._thread.require_usable()
         if tag is not None:
             headers = with_tag(headers, tag)
@@ -229,7 +229,7 @@ class Producer(SyncClosable[AsyncProducer]):
     statistics = direct(AsyncProducer.statistics)
 
     def _wait_room(self, full: BufferFullError, deadline_s: float) -> None:
-        """Wait for buffer memory; raise `full` at the deadline or at once (option)."""
+        """Wait for buffer memory; raise `full` at the deadline, or per `when_full`."""
         buffer = self._twin.accumulator.buffer
         if buffer.options.when_full == "raise":
             raise full
@@ -265,7 +265,7 @@ class Exchange(SyncClosable[AsyncExchange]):
     name: str = same("name", "Its name.")
 
     def __init__(self, twin: AsyncExchange, thread: LoopThread) -> None:
-        """Wrap the async twin; a method of the client is the way in."""
+        """Wrap the async twin; use `Client.exchange` to create one."""
         super().__init__(twin, thread)
         self._producer = Producer(twin.producer, thread)
 
@@ -283,7 +283,7 @@ class Exchange(SyncClosable[AsyncExchange]):
         timeout: float | None = None,
         **options: Unpack[SendKeywords],
     ) -> SendFuture:
-        """Put one message on its way; see `AsyncExchange.send_nowait`."""
+        """Begin to send one message; see `AsyncExchange.send_nowait`."""
         headers = routed(routing_key, headers)
         return self._producer.send_nowait(
             self._twin.name, data, headers=headers, timeout=timeout, **options

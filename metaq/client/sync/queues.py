@@ -42,7 +42,7 @@ class QueueMessage(DeliveredMessage[None, Future[None]]):
     def _make_future(self) -> Future[None]:
         self.thread.require_own()
         future: Future[None] = Future()
-        future.set_running_or_notify_cancel()  # it cannot be cancelled from now on
+        future.set_running_or_notify_cancel()  # so that it cannot be cancelled
         return future
 
     def _settle(

@@ -1,4 +1,4 @@
-"""One broker of a queue, at its other end a script: takes, leases, connections."""
+"""One broker of a queue, replaced by a script: takes, leases, connections."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence

@@ -1,4 +1,4 @@
-"""Messages that wait, and who waits for them, on the loop and in threads."""
+"""Waiting messages, and the tasks and threads that wait for messages."""
 
 import asyncio
 import threading

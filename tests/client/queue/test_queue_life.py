@@ -1,4 +1,4 @@
-"""Begin and end of a worker, and what a restart of its broker leaves it."""
+"""Start and close of a worker, and its messages after a restart of its broker."""
 
 import asyncio
 import time

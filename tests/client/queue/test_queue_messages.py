@@ -1,4 +1,4 @@
-"""Settles of one message: what each says, once, and to whom."""
+"""Settles of a message: the entry that each sends, once, and its recipient."""
 
 import asyncio
 import copy

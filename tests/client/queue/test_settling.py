@@ -1,4 +1,4 @@
-"""Settles of one partition: what gathers is one request, and doubt is asked again."""
+"""Settles of a partition: gathered into one request, repeated while in doubt."""
 
 import asyncio
 import math

@@ -1,4 +1,4 @@
-"""A worker and its messages say so on another loop than their own."""
+"""A worker and its messages refuse calls on another event loop."""
 
 import asyncio
 

@@ -1,1 +1,1 @@
-"""Tests of workers of queue groups."""
+"""Tests of request and reply."""

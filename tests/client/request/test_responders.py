@@ -1,4 +1,4 @@
-"""Responders: what they answer, and messages that ask for no reply."""
+"""Responders: their replies, and messages that request none."""
 
 import asyncio
 import threading
