@@ -29,7 +29,7 @@ from metaq.protocol.commands import Take
 from metaq.protocol.encoding import encode_refusal, encode_value_line
 from metaq.protocol.queue_frames import encode_taken
 from metaq.queues.rules import Now
-from metaq.queues.state import QueueDelivery
+from metaq.queues.state import LeasedMessage
 from metaq.record.runs import RecordRun, encode_runs
 from metaq.zk.group_definitions import LEASE_MS_MAX
 
@@ -53,7 +53,7 @@ class _TakeReply(NamedTuple):
 
     queue: ServedQueue
     taker: Taker
-    taken: Sequence[QueueDelivery]
+    taken: Sequence[LeasedMessage]
     lease_ms: int
 
 

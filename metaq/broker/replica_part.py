@@ -76,8 +76,8 @@ def open_set(
         on_torn_tail=note_cut,
     )
     tables.attach(logs)
-    is_short = logs.is_short or tables.is_damaged
-    return StartFacts(tables, file, is_cut, is_short, logs.were_sealed)
+    lacks_bytes = logs.lacks_bytes or tables.is_damaged
+    return StartFacts(tables, file, is_cut, lacks_bytes, logs.were_sealed)
 
 
 class ReplicaPart(Service):

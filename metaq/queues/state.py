@@ -66,12 +66,12 @@ ALONE_COUNT: Final = 2
 """Number of expired leases without a nack after which a message goes out alone."""
 
 
-class QueueDelivery(NamedTuple):
+class LeasedMessage(NamedTuple):
     """A message that was given out."""
 
     offset: Offset
     size_bytes: SizeBytes
-    number: int
+    delivery: int
     """Number of the delivery; see `INCARNATION_SHIFT`."""
     deliveries: int
     """Deliveries of the message so far, with this one."""
@@ -367,7 +367,7 @@ class QueueState:
         now: Now,
         *,
         is_alone: bool = False,
-    ) -> list[QueueDelivery]:
+    ) -> list[LeasedMessage]:
         """Give out queued messages in the order of their offsets.
 
         Expired messages are given up instead.
@@ -380,7 +380,7 @@ class QueueState:
             now: current time.
             is_alone: take one message that goes out alone, and none of the others.
         """
-        taken = list[QueueDelivery]()
+        taken = list[LeasedMessage]()
         left_bytes, queued = bytes_max, self._alone if is_alone else self._queued
         find, lease = (
             self._open.get,
@@ -406,7 +406,7 @@ class QueueState:
             message.count += 1
             lease.add(message)
             left_bytes -= size_bytes
-            taken.append(QueueDelivery(offset, size_bytes, delivery, message.count))
+            taken.append(LeasedMessage(offset, size_bytes, delivery, message.count))
         if not lease.messages:
             self.leases.drop(lease)
         return taken
@@ -419,14 +419,14 @@ class QueueState:
             heapq.heappop(queued)  # settled or returned since it was pushed
         return None
 
-    def release(self, taken: Sequence[QueueDelivery]) -> None:
+    def release(self, taken: Sequence[LeasedMessage]) -> None:
         """Undo the delivery of messages that never reached their worker.
 
         Messages that are no longer leased by this delivery are not changed.
         """
         for each in taken:
             message = self._open.get(each.offset)
-            is_same = message is not None and message.delivery == each.number
+            is_same = message is not None and message.delivery == each.delivery
             if message is not None and is_same and message.state is MessageState.LEASED:
                 self._release(message)
 

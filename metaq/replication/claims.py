@@ -180,7 +180,7 @@ class Claims:
         async with self._node.lock:
             own = self._node.replica
             self._node.note_last_id(found.last_id)
-            if found.is_short:
+            if found.lacks_bytes:
                 await self._node.take(declare_incomplete(own))
                 return False
             self._node.take_note(merged(own, member))
@@ -198,10 +198,10 @@ class Claims:
     async def lead_if_merged(self, view: View) -> None:
         """Lead once enough members have replied; give up after `TERM_TRIES_S`."""
         own, waited_s = self._node.replica, self._clock.monotonic_s() - self._claimed_s
-        is_short = own.file.flag is Flag.INCOMPLETE
-        moved = None if is_short else lead(own, waited_ms=int(waited_s * 1000))
+        lacks_bytes = own.file.flag is Flag.INCOMPLETE
+        moved = None if lacks_bytes else lead(own, waited_ms=int(waited_s * 1000))
         if await self._node.take(moved):
             return
-        if is_short or waited_s > TERM_TRIES_S:
+        if lacks_bytes or waited_s > TERM_TRIES_S:
             self.wait(LAST_IN_RANK_S)
-            await self._node.take(give_up(own, view.presences, is_short=is_short))
+            await self._node.take(give_up(own, view.presences, lacks_bytes=lacks_bytes))

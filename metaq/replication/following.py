@@ -285,7 +285,7 @@ class Follower:
         number = answer.copy.number
         self._by_number[number] = log
         self._acks[number] = log.synced_end
-        log.settle(answer.target)
+        log.set_settled_from(answer.target)
         log.set_bound(answer.copy.hw)
         log.leader_start = answer.copy.start
         if self._is_unsure and log.synced_end < answer.target:
@@ -354,7 +354,7 @@ class Follower:
         try:
             data = decode_data(payload_of(reply))
             self._check(data)
-            if self._inbox or data.births or data.gone:
+            if self._inbox or data.new_logs or data.gone:
                 self._inbox.append(data)
                 self._wake.set()
             else:
@@ -368,10 +368,10 @@ class Follower:
         gone = [by_number.pop(number) for number in data.gone if number in by_number]
         await self._tables.bury(data.gone)
         await self._set_aside([each.log_id for each in gone])
-        births = {each.log_id: each.answer for each in data.births}
-        begun = {each: _whole(answer.copy) for each, answer in births.items()}
+        answers = {each.log_id: each.answer for each in data.new_logs}
+        begun = {each: _whole(answer.copy) for each, answer in answers.items()}
         await begin_logs(self._logs, self._tables, self._owner.make_log, begun)
-        for log_id, answer in births.items():
+        for log_id, answer in answers.items():
             self._go_on(self._logs.logs()[log_id], answer)
         self._check(data)
         self._apply(data)

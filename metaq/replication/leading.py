@@ -130,7 +130,7 @@ class _Follower:
     missing: set[int] = field(default_factory=set)
     lacking: dict[int, tuple[Offset, float]] = field(default_factory=dict)
     """Log number → end of the oldest missing bytes, and since when; oldest first."""
-    births: list[LogAnswer] = field(default_factory=list)
+    new_logs: list[LogAnswer] = field(default_factory=list)
     gone: list[int] = field(default_factory=list)
     pulls: deque[tuple[Pull, Answer]] = field(default_factory=deque)
     loaded: list[Chunk] = field(default_factory=list)
@@ -143,7 +143,7 @@ class _Follower:
     def has_more(self) -> bool:
         """Whether there is something to send; if not, a pull waits."""
         has_bytes = self.ready or self.cold or self.loaded
-        return bool(has_bytes or self.marks or self.births or self.gone)
+        return bool(has_bytes or self.marks or self.new_logs or self.gone)
 
     def forget(self, number: int) -> None:
         """Drop a deleted log."""
@@ -151,7 +151,7 @@ class _Follower:
             each.pop(number, None)
         self.missing.discard(number)
         self.damaged.discard(number)
-        self.births = [b for b in self.births if b.answer.copy.number != number]
+        self.new_logs = [b for b in self.new_logs if b.answer.copy.number != number]
         self.loaded = [chunk for chunk in self.loaded if chunk.number != number]
 
 
@@ -219,7 +219,7 @@ class LeadingStreams:
         progress, copy = self._progress[log.number], facts_of(log, self._tables)
         birth = LogAnswer(log.log_id, answer_join(progress, copy, None))
         for each in self._followers.values():
-            each.births.append(birth)
+            each.new_logs.append(birth)
             each.sent[log.number] = copy.start
             each.missing.add(log.number)
         self._flush_soon()
@@ -510,7 +510,7 @@ class LeadingStreams:
         """Reply to one pull if there is data or `is_due`; return whether it did."""
         pull, answer = follower.pulls[0]
         chunks = self._gather(follower, pull.credit_bytes)
-        has_data = chunks or follower.births or follower.gone
+        has_data = chunks or follower.new_logs or follower.gone
         if not (has_data or is_due):
             return False
         follower.pulls.popleft()
@@ -519,11 +519,11 @@ class LeadingStreams:
             self._term.epoch,
             tuple((n, log.high_watermark, log.log_start_offset) for n, log in logs),
             tuple(chunks),
-            tuple(follower.births),
+            tuple(follower.new_logs),
             tuple(follower.gone),
         )
         follower.marks.clear()
-        follower.births.clear()
+        follower.new_logs.clear()
         follower.gone.clear()
         follower.sent_s = self._now_s
         if self._encoded is None or self._encoded[0] != data:

@@ -386,7 +386,7 @@ class ReplicaNode(Service):
             is_known=member is None or own <= set(member.directories),
             holdings_version=self._logs.holdings_version,
             member_version=member.version if member else 0,
-            is_short=self._facts.is_short,
+            lacks_bytes=self._facts.lacks_bytes,
             is_cut=self._facts.is_cut,
             is_sealed=self._facts.is_sealed,
         )
@@ -554,17 +554,19 @@ class ReplicaNode(Service):
             term = self._term = Term(self, self._store, lag_s=self._lag_s)
             tables, epoch = self._store.tables, self.replica.epoch
             term.streams.begin()
-            self._logs.births = lambda log_id, directory, first: tables.begin_log(
-                log_id, directory, first, epoch
+            self._logs.assign_number = lambda log_id, directory, first: (
+                tables.begin_log(log_id, directory, first, epoch)
             )
-            self._logs.on_born = term.streams.add_log
+            self._logs.on_numbered = term.streams.add_log
             tables.on_gone = term.streams.remove_log
             self._served.begin_term(self._last_id)
         self._open_or_refuse(term)
 
     def _end_term(self) -> None:
         term, self._term = self._term, None
-        self._logs.births = self._logs.on_born = self._store.tables.on_gone = None
+        self._logs.assign_number = self._logs.on_numbered = (
+            self._store.tables.on_gone
+        ) = None
         if term is not None:
             term.streams.close()
             self._served.end_term()
@@ -606,7 +608,7 @@ class ReplicaNode(Service):
             cause = failure or self._error or "no follower is reached"
             _log.error("replica %d gives up: %s", self.id, cause)
             self._claims.wait(FAILED_FIRST_S)
-            moved = give_up(self.replica, view.presences, is_short=bool(failure))
+            moved = give_up(self.replica, view.presences, lacks_bytes=bool(failure))
             await self.take(moved)
         elif not await self.take(term.next_change(view.presences)):
             await self._transfer_if_asked(view)

@@ -154,7 +154,7 @@ class Proofs:
     """Holdings version of the directories."""
     member_version: int
     """Holdings version in `members/K`."""
-    is_short: bool = False
+    lacks_bytes: bool = False
     """Whether logs are missing, end below their high watermark, or have no epochs."""
     is_cut: bool = False
     """Whether recovery will cut a torn tail."""
@@ -173,7 +173,7 @@ class Proofs:
     def flag(self, kept: Flag) -> Flag:
         """Return the flag at the start, given the flag in the `set` file."""
         is_proven = self.is_known and self.holdings_version >= self.member_version
-        if kept is Flag.INCOMPLETE or not is_proven or self.is_short:
+        if kept is Flag.INCOMPLETE or not is_proven or self.lacks_bytes:
             return Flag.INCOMPLETE
         return Flag.CUT if self.is_cut else kept
 
@@ -665,7 +665,7 @@ def give_up(
     replica: Replica,
     presences: tuple[Presence, ...],
     *,
-    is_short: bool = False,
+    lacks_bytes: bool = False,
     target: int = NO_REPLICA,
 ) -> Moved | None:
     """Return the proposal to end the own term; it steps down once that took effect.
@@ -673,13 +673,13 @@ def give_up(
     Args:
         replica: leads, or merges.
         presences: presences of all replicas.
-        is_short: whether it lacks bytes or a disk, and so leaves the set by rule S.
+        lacks_bytes: whether it lacks bytes or a disk, and so leaves the set by rule S.
         target: replica that should claim next: ready, complete and in sync.
     """
     is_term = replica.role in TERM_ROLES - {R.CLAIMING}
     if not is_term or replica.pending is not None:
         return None
-    ready = unflagged(presences) - {replica.id} if is_short else None
+    ready = unflagged(presences) - {replica.id} if lacks_bytes else None
     change = plan_give_up(replica.record, replica.version, ready, target=target)
     return replace(replica, pending=change), (Propose(change),)
 

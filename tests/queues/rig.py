@@ -7,7 +7,7 @@ from metaq.model import Offset, SizeBytes
 from metaq.protocol.queue_frames import Settlement, SettleVerb, Word
 from metaq.queues.leases import Reclaim
 from metaq.queues.rules import Now, QueueRules
-from metaq.queues.state import DeadLetter, QueueDelivery, QueueState
+from metaq.queues.state import DeadLetter, LeasedMessage, QueueState
 from metaq.queues.state_log import (
     Change,
     Done,
@@ -96,7 +96,7 @@ class Rig:
         worker: str = "w",
         lease_ms: int = 30_000,
         size: int = 10**6,
-    ) -> list[QueueDelivery]:
+    ) -> list[LeasedMessage]:
         self.scan(count)
         is_alone = self.state.is_alone_first
         return self.state.take(
@@ -105,7 +105,7 @@ class Rig:
 
     def settle(
         self,
-        taken: QueueDelivery,
+        taken: LeasedMessage,
         verb: SettleVerb,
         argument: int = 0,
         text: str = "",
@@ -113,7 +113,7 @@ class Rig:
         worker: str = "w",
         is_held: bool = False,
     ) -> Word:
-        entry = Settlement(taken.offset, taken.number, verb, argument, text)
+        entry = Settlement(taken.offset, taken.delivery, verb, argument, text)
         if is_held:
             word = self.state.settle(worker, entry, self.now, is_held=True)
         else:
@@ -121,11 +121,11 @@ class Rig:
         self.store()
         return word
 
-    def hold(self, taken: QueueDelivery, worker: str = "w") -> Word:
+    def hold(self, taken: LeasedMessage, worker: str = "w") -> Word:
         """Ack in a transaction."""
         return self.settle(taken, SettleVerb.ACK, worker=worker, is_held=True)
 
-    def commit(self, *held: QueueDelivery) -> None:
+    def commit(self, *held: LeasedMessage) -> None:
         """End a transaction: its record is in the log, and then in the state."""
         done = [
             Done(each.offset, Offset(each.offset + each.size_bytes)) for each in held
@@ -134,11 +134,11 @@ class Rig:
         for each in held:
             self.state.end_hold(each.offset, self.now, is_done=True)
 
-    def roll_back(self, *held: QueueDelivery) -> None:
+    def roll_back(self, *held: LeasedMessage) -> None:
         for each in held:
             self.state.end_hold(each.offset, self.now, is_done=False)
 
-    def ack(self, taken: QueueDelivery) -> Word:
+    def ack(self, taken: LeasedMessage) -> Word:
         return self.settle(taken, SettleVerb.ACK)
 
     def store(self) -> None:

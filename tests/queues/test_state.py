@@ -9,7 +9,7 @@ import pytest
 from metaq.model import Offset, SizeBytes
 from metaq.protocol.queue_frames import GROUP_DELAY, Settlement, SettleVerb, Word
 from metaq.queues.rules import INCARNATION_SHIFT, QueueRules
-from metaq.queues.state import PASSED_BYTES_MAX, DeadLetter, QueueDelivery, QueueState
+from metaq.queues.state import PASSED_BYTES_MAX, DeadLetter, LeasedMessage, QueueState
 from metaq.queues.state_log import Done, Returned
 from tests.queues.rig import Rig
 
@@ -17,7 +17,7 @@ LEASE_MS = 1_000
 RECLAIM_MS = 2_000
 
 
-def numbers(taken: list[QueueDelivery]) -> list[int]:
+def numbers(taken: list[LeasedMessage]) -> list[int]:
     return [each.offset // 100 for each in taken]
 
 
@@ -28,7 +28,7 @@ def test_messages_are_given_out_in_their_order_and_once() -> None:
     first, second = rig.take(2), rig.take(9)
     assert numbers(first) == [0, 1]
     assert numbers(second) == [2, 3, 4]
-    deliveries = [each.number for each in (*first, *second)]
+    deliveries = [each.delivery for each in (*first, *second)]
     assert deliveries == sorted(set(deliveries))
     assert rig.take(9) == []
 
@@ -136,7 +136,7 @@ def test_a_transaction_holds_a_message_until_its_outcome() -> None:
     for verb in SettleVerb:
         wanted = Word.OK if verb is SettleVerb.EXTEND else Word.LOST
         assert rig.settle(a, verb, 1) is wanted
-        assert rig.settle(a._replace(number=a.number - 1), verb, 1) is Word.LOST
+        assert rig.settle(a._replace(delivery=a.delivery - 1), verb, 1) is Word.LOST
     assert rig.hold(a) is Word.LOST
     before = len(rig.records)
     rig.commit(a)
@@ -312,7 +312,7 @@ def test_the_key_that_most_messages_wait_for_is_found() -> None:
     _, first = rig.take(9, worker="slow")
     assert rig.state.hot_key() == (*hot, "slow")
     # Done, and that is not stored yet: the next one is first.
-    ack = Settlement(first.offset, first.number, SettleVerb.ACK)
+    ack = Settlement(first.offset, first.delivery, SettleVerb.ACK)
     assert rig.state.settle_all("slow", [ack], rig.now) == [Word.OK]
     assert rig.state.hot_key() == (hot[0], 2, 200, "")
 
@@ -483,9 +483,9 @@ def test_a_delivery_of_an_earlier_life_is_good_until_the_message_is_given_out() 
     assert rig.ack(a) is Word.OK
     assert rig.settle(c, SettleVerb.NACK, 0) is Word.OK
     assert rig.take(1)[0].deliveries == 2
-    unknown = a._replace(number=99 << INCARNATION_SHIFT)
+    unknown = a._replace(delivery=99 << INCARNATION_SHIFT)
     assert rig.ack(unknown) is Word.DONE
-    assert rig.ack(b._replace(number=99 << INCARNATION_SHIFT)) is Word.LOST
+    assert rig.ack(b._replace(delivery=99 << INCARNATION_SHIFT)) is Word.LOST
 
 
 def test_of_two_workers_of_an_earlier_life_the_later_one_wins() -> None:
@@ -508,7 +508,7 @@ def test_a_delivery_that_never_was_changes_nothing() -> None:
     rig = Rig()
     rig.put(1)
     rig.scan(1)
-    forged = QueueDelivery(Offset(0), rig.messages[0].size_bytes, 0, 1)
+    forged = LeasedMessage(Offset(0), rig.messages[0].size_bytes, 0, 1)
     for verb in SettleVerb:
         assert rig.settle(forged, verb, 1) is Word.LOST
     assert rig.take(1)[0].deliveries == 1
@@ -708,8 +708,8 @@ def test_neighbours_that_are_done_are_one_change() -> None:
     assert rig.state.drain_changes() == [Done(Offset(0), Offset(10_000))]
 
 
-def _ack(taken: QueueDelivery) -> Settlement:
-    return Settlement(taken.offset, taken.number, SettleVerb.ACK)
+def _ack(taken: LeasedMessage) -> Settlement:
+    return Settlement(taken.offset, taken.delivery, SettleVerb.ACK)
 
 
 def test_settles_of_one_request_are_taken_in_their_order() -> None:
@@ -717,7 +717,7 @@ def test_settles_of_one_request_are_taken_in_their_order() -> None:
     rig = Rig()
     rig.put(5)
     a, b, c, d, e = rig.take(5)
-    nack = Settlement(c.offset, c.number, SettleVerb.NACK, 0)
+    nack = Settlement(c.offset, c.delivery, SettleVerb.NACK, 0)
     entries = [_ack(a), _ack(b), nack, _ack(d), _ack(a), _ack(e), _ack(c)]
     assert rig.state.settle_all("w", entries, rig.now) == [
         Word.OK, Word.OK, Word.OK, Word.OK, Word.DONE, Word.OK, Word.OK,
@@ -771,7 +771,7 @@ def test_what_is_passed_over_is_done_and_stored_with_the_next_change() -> None:
     assert (state.floor, state.scan_offset, state.open_count) == (200, 400, 1)
     assert state.is_done(Offset(300))
     (taken,) = rig.take(9)
-    ack = Settlement(taken.offset, taken.number, SettleVerb.ACK, 0)
+    ack = Settlement(taken.offset, taken.delivery, SettleVerb.ACK, 0)
     assert state.settle("w", ack, rig.now) is Word.OK
     assert state.floor == 400
     assert state.drain_changes() == [Done(Offset(0), Offset(400))]

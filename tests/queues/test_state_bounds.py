@@ -27,13 +27,13 @@ def test_acks_out_of_order_around_one_open_message_are_one_range(
         taken = state.take("w", AT_ONCE, 10**9, 30_000, rig.now)
         rng.shuffle(taken)
         for each in taken:
-            entry = Settlement(each.offset, each.number, SettleVerb.ACK)
+            entry = Settlement(each.offset, each.delivery, SettleVerb.ACK)
             assert state.settle("w", entry, rig.now) is Word.OK
         snapshot = state.snapshot(rig.now)
         longest = max(longest, len(encode_state(snapshot_record(1, NAME, snapshot))))
         state.drain_changes()
         assert (state.open_count, state.floor, len(snapshot.done)) == (1, 0, 1)
     assert longest < 100
-    entry = Settlement(kept.offset, kept.number, SettleVerb.ACK)
+    entry = Settlement(kept.offset, kept.delivery, SettleVerb.ACK)
     assert state.settle("slow", entry, rig.now) is Word.OK
     assert state.floor == (COUNT + 1) * SIZE_BYTES

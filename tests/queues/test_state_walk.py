@@ -13,7 +13,7 @@ import pytest
 from metaq.model import Offset
 from metaq.protocol.queue_frames import Settlement, SettleVerb, Word
 from metaq.queues.rules import QueueRules
-from metaq.queues.state import QueueDelivery, QueueState
+from metaq.queues.state import LeasedMessage, QueueState
 from tests.queues.rig import Rig
 
 WORKERS = ("w1", "w2", "w3")
@@ -38,18 +38,18 @@ class Walk:
             open_max=rng.choice((3, 20, 1000)),
             make_state=make_state,
         )
-        self.given: list[tuple[str, QueueDelivery]] = []
+        self.given: list[tuple[str, LeasedMessage]] = []
         """All deliveries ever, with their workers."""
-        self.last: dict[Offset, QueueDelivery] = {}
+        self.last: dict[Offset, LeasedMessage] = {}
         """The latest delivery of each message."""
-        self.held: dict[Offset, tuple[QueueDelivery, int]] = {}
+        self.held: dict[Offset, tuple[LeasedMessage, int]] = {}
         """Deliveries that nobody else may get, and until when."""
         self.unheard: set[Offset] = set()
         """Of these, messages whose workers this life has not heard of."""
         self.done: set[Offset] = set()
         """Acknowledged to a worker, or ended by a letter, a drop or retention."""
         self.present = set(WORKERS)
-        self.open_tx: list[list[QueueDelivery]] = []
+        self.open_tx: list[list[LeasedMessage]] = []
         """Transactions without an outcome, with what each holds."""
 
     def run(self) -> None:
@@ -105,14 +105,14 @@ class Walk:
         recent = self.given[-12:] if self.rng.random() < 0.8 else self.given
         worker, taken = self.rng.choice(recent)
         if self.rng.random() < 0.02:
-            taken = taken._replace(number=self.rng.choice((0, 1, 1 << 63)))
+            taken = taken._replace(delivery=self.rng.choice((0, 1, 1 << 63)))
         verb = self.rng.choice((SettleVerb.ACK, SettleVerb.ACK, *SettleVerb))
         argument = {
             SettleVerb.NACK: self.rng.choice((-1, 0, 700)),
             SettleVerb.EXTEND: LEASE_MS,
         }
         self.rig.scan_through(taken.offset)
-        entry = Settlement(taken.offset, taken.number, verb, argument.get(verb, 0))
+        entry = Settlement(taken.offset, taken.delivery, verb, argument.get(verb, 0))
         before = self.rig.state.dropped_count
         word = self.rig.state.settle(worker, entry, self.rig.now)
         self.rig.store()
@@ -121,7 +121,7 @@ class Walk:
         if word is not Word.OK:
             return
         assert taken.offset not in self.done, f"{taken.offset} was done before"
-        later = self.last[taken.offset].number > taken.number
+        later = self.last[taken.offset].delivery > taken.delivery
         is_lost = later and self.held_by_other(taken)
         assert not is_lost, f"{taken.offset} was with another worker"
         self.held.pop(taken.offset, None)
@@ -140,14 +140,14 @@ class Walk:
         if word is not Word.OK:
             return
         assert taken.offset not in self.done, f"{taken.offset} was done before"
-        later = self.last[taken.offset].number > taken.number
+        later = self.last[taken.offset].delivery > taken.delivery
         assert not (later and self.held_by_other(taken)), f"{taken.offset} was taken"
         self._note_held(taken, FOREVER_MS)
         if not self.open_tx or self.rng.random() < 0.5:
             self.open_tx.append([])
         self.rng.choice(self.open_tx).append(taken)
 
-    def _close(self) -> list[QueueDelivery]:
+    def _close(self) -> list[LeasedMessage]:
         return self.open_tx.pop(self.rng.randrange(len(self.open_tx)))
 
     def commit(self) -> None:
@@ -170,14 +170,14 @@ class Walk:
         self.commit()
         self.crash()
 
-    def _note_held(self, taken: QueueDelivery, until_ms: int) -> None:
+    def _note_held(self, taken: LeasedMessage, until_ms: int) -> None:
         self.held[taken.offset] = taken, until_ms
         self.unheard.discard(taken.offset)
 
-    def held_by_other(self, taken: QueueDelivery) -> bool:
+    def held_by_other(self, taken: LeasedMessage) -> bool:
         held = self.held.get(taken.offset)
         is_known = held is not None and taken.offset not in self.unheard
-        return is_known and held[0].number > taken.number
+        return is_known and held[0].delivery > taken.delivery
 
     def pass_time(self) -> None:
         before = self.rig.state.dropped_count
@@ -233,7 +233,7 @@ class Walk:
             self.rig.scan_through(taken.offset)
             verb = self.rng.choice([*SettleVerb])
             argument = LEASE_MS if verb is SettleVerb.EXTEND else 0
-            entry = Settlement(taken.offset, taken.number, verb, argument)
+            entry = Settlement(taken.offset, taken.delivery, verb, argument)
             self.rig.state.settle(worker, entry, self.rig.now)
             self.last |= {each.offset: each for each in self.rig.take(2)}
         self.crash()

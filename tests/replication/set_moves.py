@@ -327,7 +327,7 @@ class SetMoves(SetModel):
         if promised is None:
             return w
         w = self._drained(self.run(w, m, promised), m)
-        is_short = False
+        lacks_bytes = False
         for i in range(len(w.disks[k - 1].logs)):
             theirs = self.facts(w, m, i)
             mine = self.facts(w, k, i)
@@ -343,15 +343,15 @@ class SetMoves(SetModel):
                 w = self.with_copy(w, k, i, copy._replace(data=data, table=table))
             mine = self.facts(w, k, i)
             if merged_watermark(mine, [theirs.hw]) > mine.end:
-                is_short = True
+                lacks_bytes = True
                 continue
             w = self.set_hw(w, k, i, merged_watermark(mine, [theirs.hw]))
         replica = merged(self.proc(w, k).replica, m)
         w = self.with_proc(w, k, self.proc(w, k)._replace(replica=replica))
-        if is_short:
+        if lacks_bytes:
             w = self.run(w, k, declare_incomplete(replica))
             gone = give_up(
-                self.proc(w, k).replica, self.view(w, k).presences, is_short=True
+                self.proc(w, k).replica, self.view(w, k).presences, lacks_bytes=True
             )
             if gone is not None:
                 w = self.run(w, k, gone)
@@ -980,7 +980,7 @@ class SetMoves(SetModel):
             is_known=disk.holdings > 0,
             holdings_version=disk.holdings,
             member_version=disk.holdings if self.config.breaks("h") else members,
-            is_short=any(copy.hw > copy.end for copy in disk.logs),
+            lacks_bytes=any(copy.hw > copy.end for copy in disk.logs),
             is_cut=is_cut,
             is_sealed=disk.is_sealed or self.config.breaks("seal"),
         )

@@ -235,8 +235,8 @@ class Leader(Site):
         await self.tables.begin_epoch(self.term.epoch, ends)  # type: ignore[arg-type]
         self.streams.begin()
         epoch = self.term.epoch
-        self.logs.births = partial(self._birth, epoch)
-        self.logs.on_born = self.streams.add_log
+        self.logs.assign_number = partial(self._birth, epoch)
+        self.logs.on_numbered = self.streams.add_log
         self._ticks = asyncio.create_task(self._tick())
         return self
 
@@ -253,7 +253,7 @@ class Leader(Site):
         assert self._ticks is not None
         self._ticks.cancel()
         self.streams.close()
-        self.logs.births = self.logs.on_born = None
+        self.logs.assign_number = self.logs.on_numbered = None
 
     def put(
         self,

@@ -255,7 +255,7 @@ def test_members_are_merged_one_after_another(merges: Merges) -> None:
     """One that does not answer is gone without; ids of all are noted."""
     merges.found = {
         "host1": UnavailableError("no"),
-        "host3": Merged(MessageId(77), is_short=False),
+        "host3": Merged(MessageId(77), lacks_bytes=False),
     }
 
     async def scenario(node: Node, made: Claims, _clock: Any) -> None:
@@ -285,9 +285,9 @@ def test_a_member_that_refuses_is_asked_again_until_it_answers(
         await until(lambda: len(merges.asked) >= 6)
         assert merges.asked[:6] == ["host1", "host3"] * 3
         assert len(caplog.records) == 2, caplog.text
-        merges.found["host1"] = Merged(MessageId(7), is_short=False)
+        merges.found["host1"] = Merged(MessageId(7), lacks_bytes=False)
         await until(lambda: answered(node) == {1, 2})
-        merges.found["host3"] = Merged(MessageId(8), is_short=False)
+        merges.found["host3"] = Merged(MessageId(8), lacks_bytes=False)
         await until(node.tasks[0].done)
         assert answered(node) == {1, 2, 3}
         assert merges.asked.count("host1") < merges.asked.count("host3")
@@ -303,7 +303,7 @@ def test_a_member_that_hangs_is_gone_without(
     The log has a cause.
     """
     monkeypatch.setattr(claims, "MERGE_TIMEOUT_S", 0.01)
-    merges.found = {"host3": Merged(MessageId(7), is_short=False)}
+    merges.found = {"host3": Merged(MessageId(7), lacks_bytes=False)}
 
     async def scenario(node: Node, made: Claims, _clock: Any) -> None:
         node.away = {2}
@@ -318,7 +318,7 @@ def test_a_member_that_hangs_is_gone_without(
 
 def test_a_claimer_that_lacks_committed_bytes_gives_up(merges: Merges) -> None:
     """It says so on its disk, and never leads on what is here."""
-    merges.found = {"host1": Merged(MessageId(7), is_short=True)}
+    merges.found = {"host1": Merged(MessageId(7), lacks_bytes=True)}
 
     async def scenario(node: Node, made: Claims, _clock: Any) -> None:
         made.begin_merge({1, 3}, EPOCH)
@@ -336,7 +336,7 @@ def test_a_claimer_that_lacks_committed_bytes_gives_up(merges: Merges) -> None:
 
 def test_a_disk_that_fails_under_a_merge_is_no_bug(merges: Merges) -> None:
     """The member is asked again; the claimer gives up for want of answers."""
-    merges.found = {"host1": Merged(MessageId(7), is_short=True)}
+    merges.found = {"host1": Merged(MessageId(7), lacks_bytes=True)}
 
     async def scenario(node: Node, made: Claims, clock: Any) -> None:
         node.error = StorageError("EIO")

@@ -396,7 +396,7 @@ def test_a_leader_that_contradicts_the_own_high_watermark_is_refused() -> None:
         content = follower.content()
         empty = await Leader(3, in_sync=frozenset({3, 1})).begin()
         number = follower.log().number
-        empty.logs.births = lambda log_id, directory, start: (
+        empty.logs.assign_number = lambda log_id, directory, start: (
             empty.tables.adopt_log(log_id, number, directory, start, empty.term.epoch)
             or number
         )

@@ -88,10 +88,10 @@ async def begun(
     term.streams.begin()
     # The rig serves, ticks and ends what its leader has.
     stage.leader.streams = term.streams
-    copy.logs.births = lambda log_id, directory, start: copy.tables.begin_log(
+    copy.logs.assign_number = lambda log_id, directory, start: copy.tables.begin_log(
         log_id, directory, start, node.replica.epoch
     )
-    copy.logs.on_born = term.streams.add_log
+    copy.logs.on_numbered = term.streams.add_log
     return Act(stage, node, term, copy)
 
 
