@@ -127,7 +127,7 @@ class ReplicaPart(Service):
             fs=fs,
             logs=logs,
             facts=facts,
-            served=self,
+            host=self,
         )
         """The replica of this broker."""
 
@@ -219,7 +219,7 @@ class ReplicaPart(Service):
         """Return the line of `stats replica`."""
         return encode_facts(self.node.facts())
 
-    # -- of the replica (Served) ------------------------------------------------------
+    # -- of the replica (ReplicaHost) -------------------------------------------------
 
     def settings_of(self, topic: str) -> TopicConfig:
         """Return the settings of a topic."""
@@ -241,7 +241,7 @@ class ReplicaPart(Service):
         """Withdraw the registration."""
         self._wake.set()
 
-    def on_look(self) -> None:
+    def on_check(self) -> None:
         """Check whether the process hung; called at least twice a second."""
         if not self.knows_ends and self._thawed_s is not None:
             self._thawed.set()

@@ -1,6 +1,6 @@
 """A follower's stream: join, then pull, append, sync and acknowledge, until it ends.
 
-    join     facts of the own copies ->   parting points of all logs
+    join     facts of the own copies ->   divergence points of all logs
              asides, truncations, tables, the `set` file: only then a high watermark
     pull     synced ends             ->   data: chunks, high watermarks, new logs
 

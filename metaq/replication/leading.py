@@ -385,7 +385,7 @@ class LeadingStreams:
             follower.revision = pull.revision
             self._owner.on_saved(pull.replica, pull.revision)
         if follower.has_left:
-            self._look_again(follower)
+            self._recheck(follower)
         for number, end in pull.acks:
             if number in self._by_number and end > follower.sent[number]:
                 follower.pulls.pop()
@@ -439,7 +439,7 @@ class LeadingStreams:
         follower = self._followers.get(replica)
         return follower is not None and not follower.missing and not follower.has_left
 
-    def _look_again(self, follower: _Follower) -> None:
+    def _recheck(self, follower: _Follower) -> None:
         """Wait again, in logs where it has all bytes, for a follower that had left."""
         follower.has_left = False
         for number, progress in tuple(self._progress.items()):
@@ -617,7 +617,7 @@ class LeadingStreams:
             self._now_s += min(TICK_S_MAX, max(0.0, now_s - self._ticked_s))
         self._ticked_s = now_s
         for each in tuple(self._followers.values()):
-            self._look_at_mended(each)
+            self._recheck_mended(each)
             is_due = each.marks or self._now_s - each.sent_s >= IDLE_S
             if each.pulls and is_due:
                 self._send(each, is_due=True)
@@ -625,7 +625,7 @@ class LeadingStreams:
             if not is_waited and self._is_stalled(each.replica):
                 self._leave(each.replica)
 
-    def _look_at_mended(self, follower: _Follower) -> None:
+    def _recheck_mended(self, follower: _Follower) -> None:
         """Send the logs that were repaired since their bytes could not be read."""
         for number in tuple(follower.damaged):
             offset, damage = follower.sent[number], self._by_number[number].damage

@@ -1,7 +1,7 @@
 """Merge of members into a claimer's logs: it takes the bytes that it lacks itself.
 
     tables   facts of the member's copies; from then on it follows no older epoch
-    cuts     truncates, at its parting point, each log of which the member has more
+    cuts     truncates, at its divergence point, each log of which the member has more
     epochs   tables of these logs, in one sync, before the first byte after the points
     tail     bytes from the points on, log by log
 

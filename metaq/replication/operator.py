@@ -246,7 +246,7 @@ async def change_set(
                 "ZooKeeper has no record of this set: 'metaq replicas init' makes one,"
                 " 'metaq replicas restore' brings back one that was lost"
             )
-        if outcome is Outcome.LANDED:
+        if outcome is Outcome.APPLIED:
             return after
     raise CoordinationError(f"the set changed {TRIES} times in this call: try again")
 

@@ -10,7 +10,7 @@ Reads take the presences first and the record after them: a presence with a newe
 than the record then proves that ZooKeeper was set back. A change of the record is one
 request, with three possible outcomes:
 
-    LANDED    it was executed
+    APPLIED    it was executed
     REFUSED   it was not, and will not be: the nodes have changed since they were read
     UNKNOWN   the reply was lost; it may have been executed, or may still be
 
@@ -171,7 +171,7 @@ def token_of(fs: FileSystem, digits: str) -> str:
     return f"{socket.gethostname()}-{boot.decode('ascii')}-{digits}"
 
 
-def require_former_life(there: Shown, *, address: str, token: str) -> None:
+def require_former_process(there: Shown, *, address: str, token: str) -> None:
     """Refuse to replace a replica that may be running, unless it is on this machine.
 
     On this machine it cannot run: its port would be in use, and its data locked.
@@ -209,7 +209,7 @@ def _read(path: str, decode: Callable[[bytes], T], data: bytes) -> T:
 class Outcome(enum.Enum):
     """Outcome of a change; see the top of this file."""
 
-    LANDED = "landed"
+    APPLIED = "applied"
     REFUSED = "refused"
     UNKNOWN = "unknown"
 
@@ -436,7 +436,9 @@ class SetNodes:
         if change.member_check is not None:
             path, found, version = await self._member(change.member_check[0])
             if found is None or found.incarnation != change.member_check[1]:
-                raise NodeChangedError(f"{path}: not life {change.member_check[1]}")
+                raise NodeChangedError(
+                    f"{path}: not incarnation {change.member_check[1]}"
+                )
             steps.append(CheckNode(path, version))
         if shown is not None:
             steps += await self._show_steps(shown)
@@ -482,7 +484,7 @@ class SetNodes:
         except UNANSWERED as error:
             _log.warning("no answer to a change: path=%s error=%s", self._record, error)
             return Outcome.UNKNOWN if is_sent else Outcome.REFUSED
-        return Outcome.LANDED
+        return Outcome.APPLIED
 
     async def create_record(
         self, record: SetRecord, members: Mapping[int, Member]
@@ -555,7 +557,7 @@ class SetNodes:
             is_same = node.data == data
             return () if is_same else (WriteNode(path, data, node.version),)
         there = _read(path, partial(decode_present, self._replica), node.data)
-        require_former_life(there, address=shown.address, token=shown.token)
+        require_former_process(there, address=shown.address, token=shown.token)
         return DeleteNode(path, node.version), CreateEphemeral(path, data)
 
     async def withdraw(self) -> None:

@@ -64,11 +64,11 @@ def test_a_set_is_made_led_and_led_on_after_its_session_ended(zookeeper: str) ->
 
         cancel = two.watch(on_change)
         assert (await one.read(synced=True)).view.record is None
-        assert await one.create_record(FIRST, {1: member(4)}) is Outcome.LANDED
+        assert await one.create_record(FIRST, {1: member(4)}) is Outcome.APPLIED
         assert await two.create_record(FIRST, {}) is Outcome.REFUSED
         view = (await two.read(synced=True)).view
         register = plan_register(FIRST, view.version, (2, 1), None)
-        assert await send(two, 2, register) is Outcome.LANDED
+        assert await send(two, 2, register) is Outcome.APPLIED
         assert await send(two, 2, register) is Outcome.REFUSED
         await two.show(shown(2))
         await two.show(shown(2, state=PresenceState.STOPPING))
@@ -76,7 +76,7 @@ def test_a_set_is_made_led_and_led_on_after_its_session_ended(zookeeper: str) ->
         claim = plan_claim(FIRST, view.version, 1, "n", frozenset())
         assert claim is not None
         before = changes
-        assert await send(one, 1, claim) is Outcome.LANDED
+        assert await send(one, 1, claim) is Outcome.APPLIED
         assert await send(one, 1, claim) is Outcome.REFUSED
         await until(lambda: changes > before)
         found = await two.read(synced=True)
@@ -93,13 +93,13 @@ def test_a_set_is_made_led_and_led_on_after_its_session_ended(zookeeper: str) ->
         view = (await one.read(synced=True)).view
         assert view.leader is None
         assert await send(one, 1, plan_renew(claim.record, view.version)) is (
-            Outcome.LANDED
+            Outcome.APPLIED
         )
-        assert await send(one, 1, out) is Outcome.LANDED
+        assert await send(one, 1, out) is Outcome.APPLIED
         view = (await two.read(synced=True)).view
         assert view.record is not None
         force = plan_force(view.record, view.version, 2, "f")
-        assert await send(two, 2, force) is Outcome.LANDED
+        assert await send(two, 2, force) is Outcome.APPLIED
         view = (await one.read(synced=True)).view
         assert (view.record, view.leader) == (force.record, None)
         cancel()

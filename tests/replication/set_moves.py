@@ -35,7 +35,7 @@ from metaq.replication.record import (
 )
 from metaq.replication.replica import (
     TERM_ROLES,
-    Proofs,
+    DirectoryFindings,
     Replica,
     ReplicaRole,
     SetFile,
@@ -49,7 +49,7 @@ from metaq.replication.replica import (
     lead_on,
     leave_sure,
     merged,
-    on_landed,
+    on_applied,
     on_view,
     promise,
     renew,
@@ -211,7 +211,7 @@ class SetMoves(SetModel):
             return self.done(w)
         w = self.written(w, zk)
         if is_answered:
-            w = self.run(w, k, on_landed(proc.replica))
+            w = self.run(w, k, on_applied(proc.replica))
             w = self._lead_on(w, k)
         return self.done(w)
 
@@ -305,11 +305,11 @@ class SetMoves(SetModel):
         nonce = f"{k}.{replica.incarnation}.{record.revision}"
         if self.config.breaks("sure"):
             replica = replace(replica, is_sure=True)
-        moved = claim(replica, view, nonce, waited_ms=CLAIM_WAIT_MS)
-        if moved is None:
+        transition = claim(replica, view, nonce, waited_ms=CLAIM_WAIT_MS)
+        if transition is None:
             return w
         w = self._drained(self.spend(w, "claims"), k)
-        return self.done(self.run(w, k, moved))
+        return self.done(self.run(w, k, transition))
 
     def _moves_of_merge(self, w: World, k: int, proc: Proc) -> Iterator[Move]:
         merge = proc.replica.merge
@@ -365,8 +365,8 @@ class SetMoves(SetModel):
         if self.config.breaks("r") or (is_alone and self.config.breaks("t")):
             file = replace(replica.file, flag=Flag.NONE)
             replica = replace(replica, file=file)
-        moved = lead(replica, waited_ms=MERGE_WAIT_MS)
-        if moved is None:
+        transition = lead(replica, waited_ms=MERGE_WAIT_MS)
+        if transition is None:
             return w
         for n, other in enumerate(w.procs, 1):
             term = other.replica.term if other is not None else None
@@ -375,7 +375,7 @@ class SetMoves(SetModel):
         forced = replica.record.forced[-1:]
         if forced and forced[0] > w.forced:
             w = self._accept_loss(w, k, forced[0])
-        w = self.run(w, k, moved)
+        w = self.run(w, k, transition)
         return self.done(self.advance(w, k))
 
     def _accept_loss(self, w: World, k: int, forced: int) -> World:
@@ -391,10 +391,10 @@ class SetMoves(SetModel):
         return w._replace(committed=tuple(committed), forced=forced)
 
     def give_up(self, w: World, k: int) -> World:
-        moved = give_up(self.proc(w, k).replica, self.view(w, k).presences)
-        if moved is None:
+        transition = give_up(self.proc(w, k).replica, self.view(w, k).presences)
+        if transition is None:
             return w
-        return self.done(self.run(self.spend(w, "give_ups"), k, moved))
+        return self.done(self.run(self.spend(w, "give_ups"), k, transition))
 
     # -- leading ----------------------------------------------------------------------
 
@@ -525,21 +525,21 @@ class SetMoves(SetModel):
         if self.config.breaks("f2"):
             low_file = replace(replica.file, record=replace(replica.record, min=1))
             low = replace(replica, file=low_file)
-            moved = take_out(low, m, presences)
-            if moved is not None:
-                change = moved[0].pending
+            transition = take_out(low, m, presences)
+            if transition is not None:
+                change = transition[0].pending
                 assert change is not None
                 record = replace(change.record, min=replica.record.min)
                 change = replace(change, record=record)
-                moved = (
-                    replace(moved[0], file=replica.file, pending=change),
-                    moved[1],
+                transition = (
+                    replace(transition[0], file=replica.file, pending=change),
+                    transition[1],
                 )
         else:
-            moved = take_out(replica, m, presences)
-        if moved is None:
+            transition = take_out(replica, m, presences)
+        if transition is None:
             return w
-        w = self.run(self.spend(w, "shrinks"), k, moved)
+        w = self.run(self.spend(w, "shrinks"), k, transition)
         if self.config.breaks("g"):
             replica = self.proc(w, k).replica
             assert replica.pending is not None
@@ -554,10 +554,10 @@ class SetMoves(SetModel):
         return self.done(w)
 
     def take_in(self, w: World, k: int, m: int) -> World:
-        moved = take_in(self.proc(w, k).replica, m)
-        if moved is None:
+        transition = take_in(self.proc(w, k).replica, m)
+        if transition is None:
             return w
-        return self.done(self.run(self.spend(w, "expansions"), k, moved))
+        return self.done(self.run(self.spend(w, "expansions"), k, transition))
 
     def hand_over(self, w: World, k: int, m: int) -> World:
         proc = self.proc(w, k)
@@ -565,10 +565,12 @@ class SetMoves(SetModel):
             return w
         if proc.replica.role is R.LEADING:
             w = self.run(self.spend(w, "handovers"), k, drain(proc.replica))
-        moved = give_up(self.proc(w, k).replica, self.view(w, k).presences, target=m)
-        if moved is None:
+        transition = give_up(
+            self.proc(w, k).replica, self.view(w, k).presences, target=m
+        )
+        if transition is None:
             return w
-        return self.done(self.run(w, k, moved))
+        return self.done(self.run(w, k, transition))
 
     # -- following --------------------------------------------------------------------
 
@@ -704,7 +706,9 @@ class SetMoves(SetModel):
         """Return the message as if a leader of now had asked for it."""
         for n, proc in enumerate(w.procs, 1):
             term = proc.replica.term if proc is not None else None
-            life = dict(term.lives).get(ack.follower) if term is not None else None
+            life = (
+                dict(term.incarnations).get(ack.follower) if term is not None else None
+            )
             if term is not None and life is not None:
                 return ack._replace(leader=n, incarnation=life, epoch=term.epoch)
         return ack
@@ -868,8 +872,8 @@ class SetMoves(SetModel):
         version = w.disks[k - 1].holdings + 1
         if self.config.breaks("word"):
             replica = replace(replica, is_sure=True)
-        moved = leave_sure(replica, version)
-        if moved is None or not replica.incarnation:
+        transition = leave_sure(replica, version)
+        if transition is None or not replica.incarnation:
             return w
         if steps > 0:
             disk = w.disks[k - 1]._replace(holdings=version)
@@ -878,7 +882,7 @@ class SetMoves(SetModel):
             members = at(w.zk.members, k - 1, version)
             w = w._replace(zk=w.zk._replace(members=members))
         if steps > 2:
-            w = self.run(w, k, moved)
+            w = self.run(w, k, transition)
         return self.done(w)
 
     def close(self, w: World, k: int) -> World:
@@ -976,7 +980,7 @@ class SetMoves(SetModel):
             file = replace(file, flag=Flag.CUT)
             disk = disk._replace(file=file)
         members = w.zk.members[k - 1]
-        proofs = Proofs(
+        findings = DirectoryFindings(
             is_known=disk.holdings > 0,
             holdings_version=disk.holdings,
             member_version=disk.holdings if self.config.breaks("h") else members,
@@ -995,7 +999,7 @@ class SetMoves(SetModel):
         )
         # Its directory is locked, so its former life is over.
         w = self._expired(self.with_disk(w, k, disk), k)
-        replica, actions = start(file, proofs, self.view(w, k))
+        replica, actions = start(file, findings, self.view(w, k))
         hws = tuple(min(max(copy.hw, copy.start), copy.end) for copy in logs)
         w = self.with_proc(w, k, Proc(replica, hws))
         w = self.run(w, k, (replica, actions))
@@ -1004,7 +1008,7 @@ class SetMoves(SetModel):
             assert zk is not None
             w = self.written(w, zk)
             w = self.with_proc(w, k, self.proc(w, k)._replace(is_flying=False))
-            w = self.run(w, k, on_landed(replica))
+            w = self.run(w, k, on_applied(replica))
         present = at(w.zk.present, k - 1, self.proc(w, k).replica.presence())
         return self.done(w._replace(zk=w.zk._replace(present=present)))
 

@@ -19,12 +19,12 @@ from metaq.replication.record import Purpose, make_record
 from metaq.replication.replica import (
     BeginEpoch,
     LeaderSeen,
-    Moved,
     Propose,
     Replica,
     ReplicaRole,
     SaveSet,
     SetFile,
+    Transition,
     View,
 )
 from tests.rigs.virtual_time import VirtualClock
@@ -68,16 +68,16 @@ class Node:
         self.tasks: list[asyncio.Task[None]] = []
         self.away: set[int] = set()
 
-    async def take(self, moved: Moved | None) -> bool:
-        if moved is None:
+    async def apply(self, transition: Transition | None) -> bool:
+        if transition is None:
             return False
         if self.error is not None:
             raise self.error
-        self.replica = moved[0]
-        self.actions += moved[1]
+        self.replica = transition[0]
+        self.actions += transition[1]
         return True
 
-    def take_note(self, replica: Replica) -> None:
+    def set_replica(self, replica: Replica) -> None:
         self.replica = replica
 
     def wake(self) -> None:
@@ -92,7 +92,7 @@ class Node:
     async def read(self) -> View:
         return view()
 
-    async def forget_former_life(self) -> None:
+    async def forget_former_process(self) -> None:
         self.forgotten += 1
 
     def address_of(self, replica: int) -> BrokerAddress | None:

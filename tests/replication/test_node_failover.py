@@ -324,7 +324,7 @@ async def restore(rig: Replicas, *, missing: frozenset[int] = frozenset()) -> No
         else:
             change = Change(Purpose.OPERATOR, record, view.version, LeaderNode.DELETED)
             outcome = await nodes.propose(change)
-        assert outcome is Outcome.LANDED
+        assert outcome is Outcome.APPLIED
 
 
 async def frozen(rig: Replicas) -> None:

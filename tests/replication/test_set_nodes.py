@@ -187,7 +187,7 @@ async def claim(rig: SetRig, replica: int, nonce: str = "n") -> Change:
     assert change is not None
     data = leading(replica, change.record.epoch)
     outcome = await rig.nodes[replica].propose(change, member=None, leader=data)
-    assert outcome is Outcome.LANDED
+    assert outcome is Outcome.APPLIED
     return change
 
 
@@ -344,7 +344,7 @@ def test_only_the_leader_of_this_session_changes_the_in_sync_set() -> None:
             view = (await rig.nodes[2].read(synced=True)).view
             out = plan_take_out(led, view.version, 3, ALL)
             assert await propose(rig, 2, out) is Outcome.REFUSED
-            assert await propose(rig, 1, out) is Outcome.LANDED
+            assert await propose(rig, 1, out) is Outcome.APPLIED
             record = (await rig.nodes[1].read(synced=True)).view.record
             assert record is not None
             assert record.in_sync == {1, 2}
@@ -367,7 +367,7 @@ def test_a_replica_is_taken_in_by_the_life_that_joined() -> None:
             await propose(rig, 1, plan_take_out(led, version, 2, ALL))
             view = (await rig.nodes[1].read(synced=True)).view
             assert view.record is not None
-            assert await rig.nodes[2].write_member(member(6, 60)) is Outcome.LANDED
+            assert await rig.nodes[2].write_member(member(6, 60)) is Outcome.APPLIED
             for life in (5, 7):
                 joining = plan_take_in(view.record, view.version, (2, life))
                 assert await propose(rig, 1, joining) is Outcome.REFUSED
@@ -375,7 +375,7 @@ def test_a_replica_is_taken_in_by_the_life_that_joined() -> None:
             rig.server.remove(MEMBER_2)
             assert await propose(rig, 1, joining) is Outcome.REFUSED
             rig.server.put(MEMBER_2, to_json(member(6, 61)))
-            assert await propose(rig, 1, joining) is Outcome.LANDED
+            assert await propose(rig, 1, joining) is Outcome.APPLIED
 
     run_virtually(scenario())
 
@@ -393,7 +393,7 @@ def test_a_start_registers_over_the_member_that_it_read() -> None:
             await other.read(synced=True)
             change = plan_register(FIRST, view.version, (2, 1), None)
             landed = await one.propose(change, member=member(1))
-            assert landed is Outcome.LANDED
+            assert landed is Outcome.APPLIED
             assert rig.data(MEMBER_2) == to_json(member(1))
             late = await other.propose(change, member=member(1))
             assert late is Outcome.REFUSED
@@ -401,7 +401,7 @@ def test_a_start_registers_over_the_member_that_it_read() -> None:
             await one.read(synced=True)
             change = plan_register(FIRST, view.version, (2, 2), frozenset({1, 3}))
             landed = await one.propose(change, member=member(2))
-            assert landed is Outcome.LANDED
+            assert landed is Outcome.APPLIED
             assert rig.data(MEMBER_2) == to_json(member(2))
             record = (await one.read(synced=True)).view.record
             assert record is not None
@@ -418,13 +418,13 @@ def test_giving_up_deletes_the_leader_with_the_change() -> None:
             led = (await claim(rig, 1)).record
             version = rig.server.tree()[RECORD].version
             change = plan_give_up(led, version, None, target=2)
-            assert await propose(rig, 1, change) is Outcome.LANDED
+            assert await propose(rig, 1, change) is Outcome.APPLIED
             assert rig.data(LEADER) is None
             assert rig.data(RECORD) == encode_record(change.record)
             # "If it is there": without one it lands as well.
             change = plan_force(change.record, version + 1, 2, "f")
             await rig.nodes[0].read(synced=True)
-            assert await propose(rig, 0, change) is Outcome.LANDED
+            assert await propose(rig, 0, change) is Outcome.APPLIED
 
     run_virtually(scenario())
 
@@ -437,7 +437,7 @@ def test_an_operator_deletes_the_leader_of_another_session() -> None:
             led = (await claim(rig, 1)).record
             view = (await rig.nodes[0].read(synced=True)).view
             change = plan_force(led, view.version, 2, "f")
-            assert await propose(rig, 0, change) is Outcome.LANDED
+            assert await propose(rig, 0, change) is Outcome.APPLIED
             assert rig.data(LEADER) is None
 
     run_virtually(scenario())
@@ -463,7 +463,7 @@ def test_a_member_is_written_by_the_life_that_registered() -> None:
     async def scenario() -> None:
         async with a_set({1: member(4)}) as rig:
             nodes = rig.nodes[1]
-            assert await nodes.write_member(member(4, 9)) is Outcome.LANDED
+            assert await nodes.write_member(member(4, 9)) is Outcome.APPLIED
             assert (await nodes.read(synced=False)).members[1].version == 9
             for other in (member(5), replace(member(4), set_id="t")):
                 assert await nodes.write_member(other) is Outcome.REFUSED
@@ -484,12 +484,12 @@ def test_a_member_is_made_known_again_after_the_record_was_restored() -> None:
             await rig.nodes[2].show(frozen)
             found = await rig.nodes[0].read(synced=True)
             assert (found.view.record, found.shown) == (None, {2: frozen})
-            assert await rig.nodes[0].create_record(FIRST, {}) is Outcome.LANDED
+            assert await rig.nodes[0].create_record(FIRST, {}) is Outcome.APPLIED
             view = (await rig.nodes[2].read(synced=True)).view
             change = Change(
                 Purpose.REGISTER, FIRST, view.version, member=(2, 6), is_check=True
             )
-            assert await propose(rig, 2, change, own=member(6)) is Outcome.LANDED
+            assert await propose(rig, 2, change, own=member(6)) is Outcome.APPLIED
             assert (await rig.nodes[2].read(synced=True)).members == {2: member(6)}
 
     run_virtually(scenario())
@@ -585,7 +585,7 @@ def test_of_two_processes_that_start_as_one_replica_one_registers() -> None:
                 nodes, change, own, seen = changes[number]
                 return await nodes.propose(change, member=own, shown=seen)
 
-            assert await register(0) is Outcome.LANDED
+            assert await register(0) is Outcome.APPLIED
             tree = rig.server.tree()
             assert tree[PRESENT_2].data == to_json(changes[0][3])
             assert await register(1) is Outcome.REFUSED

@@ -65,7 +65,7 @@ async def claim(rig: SetRig, replica: int, nonce: str = "n") -> Change:
     view = (await rig.nodes[replica].read(synced=True)).view
     assert view.record is not None
     change = plan_claim(view.record, view.version, replica, nonce, frozenset())
-    assert await send(rig, replica, change) is Outcome.LANDED
+    assert await send(rig, replica, change) is Outcome.APPLIED
     assert change is not None
     return change
 
@@ -144,9 +144,9 @@ def test_a_lost_answer_is_read_back_and_decides(is_carried_out: bool) -> None:
             view = (await nodes.read(synced=True)).view
             file = SetFile("s", 1, FIRST, epoch=1, completed=1)
             idle = Replica(ReplicaRole.IDLE, file, view.version, 5, is_sure=True)
-            moved = claim_of(idle, view, "n", waited_ms=10_000)
-            assert moved is not None
-            claiming, actions = moved
+            transition = claim_of(idle, view, "n", waited_ms=10_000)
+            assert transition is not None
+            claiming, actions = transition
             proposed = actions[-1]
             assert isinstance(proposed, Propose)
             rig.server.lose_answer(client, is_carried_out=is_carried_out)
@@ -264,7 +264,7 @@ def test_versions_that_come_twice_after_a_backup_deceive_nobody() -> None:
             operator = rig.nodes[0]
             view = (await operator.read(synced=True)).view
             three = plan_settings(FIRST, view.version, min_in_sync=3)
-            assert await send(rig, 0, three) is Outcome.LANDED
+            assert await send(rig, 0, three) is Outcome.APPLIED
             view = (await rig.nodes[2].read(synced=True)).view
             late = plan_claim(three.record, view.version, 2, "n", frozenset())
             rig.server.restore(backup)
@@ -272,7 +272,7 @@ def test_versions_that_come_twice_after_a_backup_deceive_nobody() -> None:
             await until(lambda: rig.clients[0].status.session_version == 2)
             other = (await operator.read(synced=True)).view
             two = plan_settings(FIRST, other.version, replicas=ALL | {4})
-            assert await send(rig, 0, two) is Outcome.LANDED
+            assert await send(rig, 0, two) is Outcome.APPLIED
             assert rig.server.tree()[RECORD].version == view.version
             assert await send(rig, 2, late) is Outcome.REFUSED
             assert rig.data(RECORD) == encode_record(two.record)
@@ -293,7 +293,7 @@ def test_nodes_of_sessions_from_before_the_backup_are_taken_over() -> None:
             await rig.nodes[2].show(shown(2, state=PresenceState.FROZEN))
             view = (await rig.nodes[2].read(synced=True)).view
             renewed = plan_renew(led, view.version)
-            assert await send(rig, 2, renewed) is Outcome.LANDED
+            assert await send(rig, 2, renewed) is Outcome.APPLIED
             nodes = rig.server.tree()
             for path in (PRESENT_2, LEADER):
                 assert nodes[path].owner_session_id == client.status.session_id
@@ -370,11 +370,11 @@ def test_a_leader_goes_on_in_a_new_session_while_its_old_node_is_there() -> None
             # Before that it changes nothing: the node is of another session.
             out = plan_take_out(led, version, 3, ALL)
             assert await send(rig, 1, out) is Outcome.REFUSED
-            assert await send(rig, 1, plan_renew(led, version)) is Outcome.LANDED
+            assert await send(rig, 1, plan_renew(led, version)) is Outcome.APPLIED
             again = (await rig.nodes[1].read(synced=True)).view.leader
             assert again is not None
             assert again.is_own
-            assert await send(rig, 1, out) is Outcome.LANDED
+            assert await send(rig, 1, out) is Outcome.APPLIED
 
     run_virtually(scenario())
 
@@ -449,7 +449,7 @@ def test_members_of_two_processes_of_one_replica_do_not_mix() -> None:
 
             async def register() -> None:
                 landed = await first.propose(change, member=member(1))
-                assert landed is Outcome.LANDED
+                assert landed is Outcome.APPLIED
 
             path = "/meta/replicas/7/members/2"
             after_reading(rig, 2, path, register)
@@ -471,7 +471,7 @@ def test_a_change_that_leaves_the_leader_alone_does_not_look_at_it() -> None:
             view = (await rig.nodes[0].read(synced=True)).view
             change = plan_settings(led, view.version, min_in_sync=3)
             assert change.leader_node is LeaderNode.LEFT
-            assert await send(rig, 0, change) is Outcome.LANDED
+            assert await send(rig, 0, change) is Outcome.APPLIED
             assert rig.server.tree()[LEADER] == before
 
     run_virtually(scenario())
