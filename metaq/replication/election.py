@@ -198,8 +198,8 @@ def begin_merge(record: SetRecord, claimer: int) -> Merge:
 def tail_from(own: CopyFacts, other: CopyFacts) -> Offset | None:
     """Return the offset from which the claimer takes over another member's copy.
 
-    None if its own copy has as much. A divergence point below the own high watermark would
-    contradict the invariants of the set: then it also takes nothing, and
+    None if its own copy has as much. A divergence point below the own high watermark
+    would contradict the invariants of the set: then it also takes nothing, and
     `merged_watermark` shows what is missing.
     """
     if other.rank <= own.rank:

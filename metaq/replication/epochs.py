@@ -12,8 +12,8 @@ are equal:
 Invariants, for logs with the same number:
 
 * an epoch and an offset identify the same byte on every replica, for ever;
-* a copy is truncated only at the divergence point, and never below a high watermark that
-  it knows, except in a forced set;
+* a copy is truncated only at the divergence point, and never below a high watermark
+  that it knows, except in a forced set;
 * an entry is synced before the first byte of its epoch.
 """
 
