@@ -8,7 +8,6 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Any, Final, Protocol
 
 from metaq.clock import Clock
@@ -208,15 +207,11 @@ class FollowTask:
             await self._node.apply(joined(self.replica, epoch))
 
     async def on_caught_up(self) -> None:
-        """Called when all logs have reached their targets, to clear the flag."""
+        """Called when all logs have reached their targets: the copy is complete."""
         async with self._node.lock:
             await self._node.apply(caught_up(self.replica))
         self._node.wake()
         self._store.remove_aside()
-
-    def on_sure(self) -> None:
-        """Called when all logs have reached their targets and there was no flag."""
-        self._node.set_replica(replace(self.replica, is_sure=True))
 
     async def on_lost(self) -> None:
         """Called when the leader knows of promised bytes that this replica lacks."""

@@ -16,8 +16,8 @@ Invariants:
 * nothing is truncated before every log is known to part at or above its high watermark;
 * a log is deleted because its number is gone, never because the leader lacks it;
 * no high watermark of the leader is used before all truncations and tables are durable;
-* an acknowledgement reports synced bytes; the one that completes the targets of a flag
-  is sent after the flag is cleared.
+* an acknowledgement reports synced bytes; the one that completes the targets is sent
+  after it is saved that the copy is complete.
 """
 
 import asyncio
@@ -95,10 +95,7 @@ class FollowerOwner(Protocol):
         """Called when all truncations and tables are durable; returns when saved."""
 
     async def on_caught_up(self) -> None:
-        """Called when all logs have reached a flag's targets; returns when saved."""
-
-    def on_sure(self) -> None:
-        """Called when all logs have reached their targets and there was no flag."""
+        """Called when all logs have reached their targets; returns when saved."""
 
     async def on_lost(self) -> None:
         """Called when the copy lacks promised bytes: `declare_incomplete`."""
@@ -156,7 +153,6 @@ class Follower:
         self._acks: dict[int, Offset] = {}
         self._targets: dict[int, Offset] = {}
         """Log number → offset that it must reach before the replica is complete."""
-        self._is_unsure = False
         self._held_pulls = 0
         self._inbox: deque[Data] = deque()
         self._wake = asyncio.Event()
@@ -275,7 +271,6 @@ class Follower:
             copy = answers[log_id].copy
             adopted[copy.number] = _with_epoch(plan.table, copy)
         await self._tables.adopt(adopted)
-        self._is_unsure = not self._owner.replica.is_sure
         await self._owner.on_joined(self._epoch)
         for log_id, answer in answers.items():
             self._go_on(logs[log_id], answer)
@@ -288,7 +283,7 @@ class Follower:
         log.set_settled_from(answer.target)
         log.set_bound(answer.copy.hw)
         log.leader_start = answer.copy.start
-        if self._is_unsure and log.synced_end < answer.target:
+        if not self._owner.replica.is_sure and log.synced_end < answer.target:
             self._targets[number] = answer.target
 
     async def _set_aside(self, log_ids: Collection[LogId]) -> None:
@@ -311,7 +306,6 @@ class Follower:
                 raise self._error
             if self._held_pulls:
                 await self._owner.on_caught_up()
-                self._is_unsure = False
                 held, self._held_pulls = self._held_pulls, 0
                 for _ in range(held):
                     self._pull_next()
@@ -320,15 +314,12 @@ class Follower:
         """Send the next pull, with all acknowledgements; the hot call."""
         if self._error is not None:
             return
-        if self._is_unsure and not self._targets:
-            if self._owner.replica.file.flag:
-                # It is complete once that is saved, and acknowledges afterwards.
-                self._held_pulls += 1
-                self._wake.set()
-                return
-            self._is_unsure = False
-            self._owner.on_sure()
         replica = self._owner.replica
+        if not replica.is_sure and not self._targets:
+            # It is complete once that is saved, and acknowledges afterwards.
+            self._held_pulls += 1
+            self._wake.set()
+            return
         pull = Pull(
             self._epoch,
             replica.id,

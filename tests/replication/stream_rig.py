@@ -476,9 +476,6 @@ class Following:
         self.saves.append("complete")
         self.replica = caught_up(self.replica)[0]
 
-    def on_sure(self) -> None:
-        self.replica = replace(self.replica, is_sure=True)
-
     async def on_lost(self) -> None:
         self.is_lost = True
         self.replica = declare_incomplete(self.replica)[0]

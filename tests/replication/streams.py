@@ -195,10 +195,6 @@ class Site:
         self.replica, _ = caught_up(self.replica)
         self.events.append("caught up")
 
-    def on_sure(self) -> None:
-        self.replica = replace(self.replica, is_sure=True)
-        self.events.append("sure")
-
     async def on_lost(self) -> None:
         self.replica, _ = declare_incomplete(self.replica)
         self.events.append("lost")

@@ -223,11 +223,10 @@ def test_steps_of_a_stream_are_taken_under_the_lock(streams: Streams) -> None:
             joining = asyncio.create_task(task.on_joined(EPOCH))
             await asyncio.sleep(0)
             assert node.actions == []
-            task.on_sure()  # it is durable already, so it waits for nothing
-            assert node.replica.is_sure
         await joining
         assert node.replica.stream == EPOCH
         await task.on_caught_up()
+        assert node.replica.is_sure
         assert node.replica.file.flag is Flag.NONE
         assert node.replica.file.completed == 3
         assert [type(each) for each in node.actions] == [SaveSet, SaveSet]

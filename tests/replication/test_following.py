@@ -276,7 +276,7 @@ def test_a_follower_is_sure_of_its_copy_when_it_has_caught_up() -> None:
         assert not other.replica.is_sure
         await until(lambda: other.replica.is_sure)
         assert same(leader, other)
-        assert other.events == ["joined", "sure"]
+        assert other.events == ["joined", "caught up"]
         await stream.end()
         await leader.end()
 
