@@ -220,7 +220,8 @@ class ReplicaNode(Service):
     @property
     def epoch(self) -> int:
         """Return the number of its epoch as a leader; 0 if it does not lead."""
-        return 0 if self._term is None else self.replica.epoch.number
+        led = None if self._term is None else self.replica.term
+        return 0 if led is None else led.epoch.number
 
     async def on_start(self) -> None:
         """Start to take part; a directory without a `set` file must be new.
@@ -556,7 +557,7 @@ class ReplicaNode(Service):
         term = self._term
         if term is None:
             term = self._term = Term(self, self._store, lag_s=self._lag_s)
-            tables, epoch = self._store.tables, self.replica.epoch
+            tables, epoch = self._store.tables, term.term.epoch
             term.streams.begin()
             self._logs.assign_number = lambda log_id, directory, first: (
                 tables.begin_log(log_id, directory, first, epoch)

@@ -209,8 +209,6 @@ class Replica:
     """Version of the record's node, as last read or confirmed."""
     incarnation: int = 0
     """Holdings version of this process; 0 until it is registered."""
-    epoch: Epoch = NO_EPOCH
-    """Epoch that it leads or claims."""
     stream: Epoch = NO_EPOCH
     """Epoch of the leader from which it pulls."""
     pending: Change | None = None
@@ -400,9 +398,10 @@ def _adopt_view(replica: Replica, view: View) -> Transition:
     """Adopt a record that is not older than the own copy."""
     record = view.record
     assert record is not None
+    own_epoch = replica.record.epoch
     replica, actions = _adopt_record(replica, record, view.version)
     if replica.role in TERM_ROLES:
-        if record.epoch != replica.epoch or record.leader != replica.id:
+        if record.epoch != own_epoch or record.leader != replica.id:
             # First, so that it also happens if the disk cannot save the record.
             replica, stopped = step_down(replica)
             return replica, (*stopped, *actions)
@@ -474,10 +473,9 @@ def _applied(replica: Replica, change: Change, version: int) -> Transition:
     if change.purpose is Purpose.CLAIM:
         merge = begin_merge(before, replica.id)
         role = next_role(replica.role, E.CLAIMED)
-        epoch = change.record.epoch
-        replica = replace(replica, role=role, epoch=epoch, merge=merge)
         others = merge.in_sync - {replica.id}
-        return replica, (*actions, AskTables(others, epoch))
+        replica = replace(replica, role=role, merge=merge)
+        return replica, (*actions, AskTables(others, change.record.epoch))
     if change.purpose in {Purpose.GIVE_UP, Purpose.HAND_OVER}:
         replica, stopped = step_down(replica)
         return replica, (*stopped, *actions)
@@ -564,8 +562,8 @@ def lead(replica: Replica, *, waited_ms: int) -> Transition | None:
     saved = replace(
         replica.file,
         flag=Flag.NONE,
-        epoch=replica.epoch.number,
-        completed=replica.epoch.number,
+        epoch=record.epoch.number,
+        completed=record.epoch.number,
     )
     quorum = Quorum(replica.id, record.in_sync, record.min)
     after = replace(
@@ -573,10 +571,10 @@ def lead(replica: Replica, *, waited_ms: int) -> Transition | None:
         role=next_role(replica.role, E.MERGED),
         file=saved,
         merge=None,
-        term=Leadership(replica.epoch, quorum),
+        term=Leadership(record.epoch, quorum),
         is_sure=True,
     )
-    return after, (BeginEpoch(replica.epoch), SaveSet(saved), SimpleAction.OPEN_PUTS)
+    return after, (BeginEpoch(record.epoch), SaveSet(saved), SimpleAction.OPEN_PUTS)
 
 
 # -- leading --------------------------------------------------------------------------
@@ -681,7 +679,6 @@ def step_down(replica: Replica) -> Transition:
     after = replace(
         replica,
         role=next_role(replica.role, E.STEP_DOWN),
-        epoch=NO_EPOCH,
         merge=None,
         term=None,
         pending=None,

@@ -311,7 +311,9 @@ class SetMoves(SetModel):
 
     def merge(self, w: World, k: int, m: int) -> World:
         """A member answers a claimer, which takes over what it lacks."""
-        promised = promise(self.proc(w, m).replica, self.proc(w, k).replica.epoch)
+        promised = promise(
+            self.proc(w, m).replica, self.proc(w, k).replica.record.epoch
+        )
         if promised is None:
             return w
         w = self._drained(self.run(w, m, promised), m)
@@ -358,7 +360,7 @@ class SetMoves(SetModel):
             return w
         for n, other in enumerate(w.procs, 1):
             term = other.replica.term if other is not None else None
-            if n != k and term is not None and term.epoch == replica.epoch:
+            if n != k and term is not None and term.epoch == replica.record.epoch:
                 raise Violation(f"replicas {k} and {n} lead in {term.epoch}")
         forced = replica.record.forced[-1:]
         if forced and forced[0] > w.forced:
@@ -471,7 +473,7 @@ class SetMoves(SetModel):
                 proc = w.procs[m - 1]
                 copy = w.disks[m - 1].logs[i]
                 follows = proc is not None and takes_data(
-                    proc.replica, self.proc(w, k).replica.epoch
+                    proc.replica, self.proc(w, k).replica.record.epoch
                 )
                 if follows and copy.end == w.disks[k - 1].logs[i].end:
                     data = (*copy.data, w.puts)
@@ -780,7 +782,7 @@ class SetMoves(SetModel):
             w = self._lowered(w, k, i, plan.hw)
         if is_crash:
             return self.crash(w, k)
-        epoch = self.proc(w, n).replica.epoch
+        epoch = self.proc(w, n).replica.record.epoch
         after, actions = joined(self.proc(w, k).replica, epoch)
         if self.config.breaks("join") and not after.file.flag:
             after = replace(after, is_sure=True)
@@ -1073,7 +1075,7 @@ class SetMoves(SetModel):
     def make_log(self, w: World, k: int) -> World:
         """The leader makes the last log, which nobody has."""
         w, i = self.spend(w, "births"), len(w.committed) - 1
-        epoch = self.proc(w, k).replica.epoch
+        epoch = self.proc(w, k).replica.record.epoch
         table = (EpochStart(epoch, NOTHING),)
         w = self.with_copy(w, k, i, Copy(10 * epoch.number + k, table=table))
         proc = self.proc(w, k)

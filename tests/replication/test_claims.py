@@ -41,7 +41,6 @@ MERGING = replace(
     IDLE,
     role=ReplicaRole.MERGING,
     file=replace(FILE, record=CLAIMED),
-    epoch=EPOCH,
     merge=begin_merge(RECORD, 2),
 )
 

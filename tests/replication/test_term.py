@@ -31,9 +31,7 @@ class Node:
         record = replace(made, in_sync=in_sync).at(2, "a", leader=1)
         term = Leadership(Epoch(2, "a"), Quorum(1, in_sync, minimum))
         file = SetFile("s", 1, record, 2, 2)
-        self.replica = Replica(
-            ReplicaRole.LEADING, file, 5, 1, Epoch(2, "a"), term=term
-        )
+        self.replica = Replica(ReplicaRole.LEADING, file, 5, 1, term=term)
         self.term: Term | None = None
         self.wakes = 0
 
@@ -49,7 +47,7 @@ class Node:
         return token == "token"
 
 
-class SimpleAction:
+class Act:
     """A stage whose leader is a term."""
 
     def __init__(self, stage: Stage, node: Node, term: Term, copy: Copy) -> None:
@@ -78,7 +76,7 @@ class SimpleAction:
 
 async def begun(
     stage: Stage, in_sync: frozenset[int] = frozenset({1, 2}), *, minimum: int = 2
-) -> SimpleAction:
+) -> Act:
     """Begin a term on a new copy."""
     copy = await stage.lead()
     stage.leader.end()
@@ -89,10 +87,10 @@ async def begun(
     # The rig serves, ticks and ends what its leader has.
     stage.leader.streams = term.streams
     copy.logs.assign_number = lambda log_id, directory, start: copy.tables.begin_log(
-        log_id, directory, start, node.replica.epoch
+        log_id, directory, start, node.replica.record.epoch
     )
     copy.logs.on_numbered = term.streams.add_log
-    return SimpleAction(stage, node, term, copy)
+    return Act(stage, node, term, copy)
 
 
 def test_a_follower_that_joins_and_catches_up_is_due_to_come_in() -> None:
