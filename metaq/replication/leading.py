@@ -120,7 +120,6 @@ class _Follower:
     replica: int
     owner: object
     """Connection of the follower."""
-    revision: int
     sent: dict[int, Offset] = field(default_factory=dict)
     ready: dict[int, None] = field(default_factory=dict)
     cold: dict[int, None] = field(default_factory=dict)
@@ -151,7 +150,9 @@ class _Follower:
             each.pop(number, None)
         self.missing.discard(number)
         self.damaged.discard(number)
-        self.new_logs = [b for b in self.new_logs if b.answer.copy.number != number]
+        self.new_logs = [
+            new for new in self.new_logs if new.answer.copy.number != number
+        ]
         self.loaded = [chunk for chunk in self.loaded if chunk.number != number]
 
 
@@ -217,9 +218,9 @@ class LeadingStreams:
         self._lead(log)
         assert log.number is not None
         progress, copy = self._progress[log.number], facts_of(log, self._tables)
-        birth = LogAnswer(log.log_id, answer_join(progress, copy, None))
+        new = LogAnswer(log.log_id, answer_join(progress, copy, None))
         for each in self._followers.values():
-            each.new_logs.append(birth)
+            each.new_logs.append(new)
             each.sent[log.number] = copy.start
             each.missing.add(log.number)
         self._flush_soon()
@@ -321,7 +322,7 @@ class LeadingStreams:
         # The copies of a replica that lost bytes are moved aside, so they do not count.
         is_nothing = request.flag is Flag.INCOMPLETE
         copies = {} if is_nothing else {e.copy.number: e.copy for e in request.logs}
-        follower = _Follower(replica, owner, request.revision)
+        follower = _Follower(replica, owner)
         answers: dict[int, LogAnswer] = {}
         is_lost = False
         while left := [n for n in self._by_number if n not in answers]:
@@ -381,8 +382,7 @@ class LeadingStreams:
             return
         self._contacts[pull.replica] = self._now_s, True
         follower.pulls.append((pull, answer))
-        if pull.revision != follower.revision:
-            follower.revision = pull.revision
+        if (pull.replica, pull.revision) not in self._term.saved:
             self._owner.on_saved(pull.replica, pull.revision)
         if follower.has_left:
             self._recheck(follower)
