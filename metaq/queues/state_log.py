@@ -257,17 +257,11 @@ def snapshot_record(
     queue_id: int, name: QueueName, snapshot: QueueSnapshot
 ) -> StateRecord:
     """Return the snapshot record of a queue."""
-    entries: list[Change] = [
-        *snapshot.done.ranges(),
-        *snapshot.open_returned().values(),
-    ]
+    entries: list[Change] = list(snapshot.done.ranges())
+    entries += snapshot.open_returned().values()
+    last = snapshot.incarnation
     return StateRecord(
-        StateKind.SNAPSHOT,
-        queue_id,
-        snapshot.incarnation,
-        snapshot.floor,
-        entries,
-        name,
+        StateKind.SNAPSHOT, queue_id, last, snapshot.floor, entries, name
     )
 
 
@@ -369,10 +363,8 @@ class QueueSnapshots:
 
     def begin(self, name: QueueName, floor: Offset) -> QueueSnapshot:
         """Add a new queue; deliveries of a deleted queue of that name are not valid."""
-        incarnation = self._last_incarnation
-        snapshot = QueueSnapshot(
-            floor, incarnation=incarnation, first_incarnation=incarnation + 1
-        )
+        last = self._last_incarnation
+        snapshot = QueueSnapshot(floor, incarnation=last, first_incarnation=last + 1)
         self.by_name[name] = snapshot
         return snapshot
 

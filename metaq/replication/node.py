@@ -355,16 +355,12 @@ class ReplicaNode(Service):
         if record is None or own.role in NO_PART or is_known:
             return
         if self.id in record.replicas:
-            incarnation, version = own.incarnation, seen.view.version
+            name, version = (self.id, own.incarnation), seen.view.version
             change = Change(
-                Purpose.REGISTER,
-                record,
-                version,
-                member=(self.id, incarnation),
-                is_check=True,
+                Purpose.REGISTER, record, version, member=name, is_check=True
             )
             held = self._logs.holdings_version
-            member = self._store.member(own.file.set_id, held, incarnation)
+            member = self._store.member(own.file.set_id, held, own.incarnation)
             await self._nodes.propose(change, member=member)
 
     async def _begin(self, seen: SetView) -> None:
@@ -569,9 +565,8 @@ class ReplicaNode(Service):
 
     def _end_term(self) -> None:
         term, self._term = self._term, None
-        self._logs.assign_number = self._logs.on_numbered = (
-            self._store.tables.on_gone
-        ) = None
+        self._logs.assign_number = self._logs.on_numbered = None
+        self._store.tables.on_gone = None
         if term is not None:
             term.streams.close()
             self._host.end_term()

@@ -10,7 +10,7 @@ Reads take the presences first and the record after them: a presence with a newe
 than the record then proves that ZooKeeper was set back. A change of the record is one
 request, with three possible outcomes:
 
-    APPLIED    it was executed
+    APPLIED   it was executed
     REFUSED   it was not, and will not be: the nodes have changed since they were read
     UNKNOWN   the reply was lost; it may have been executed, or may still be
 
@@ -321,11 +321,9 @@ class SetNodes:
             ReplicaSetError: as `read`.
             CoordinationError: ZooKeeper did not reply within `timeout_s`.
         """
+        until_s = self.clock.monotonic_s() + timeout_s
         return await retry(
-            self.read,
-            backoff=FIRST_BACKOFF,
-            deadline_s=self.clock.monotonic_s() + timeout_s,
-            clock=self.clock,
+            self.read, backoff=FIRST_BACKOFF, deadline_s=until_s, clock=self.clock
         )
 
     async def _each(
