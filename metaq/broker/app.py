@@ -232,7 +232,7 @@ class Broker(Service):
             await asyncio.shield(opening)
         except asyncio.CancelledError:
             # The thread cannot be cancelled: let it stop early, and wait for it.
-            self._logs.call_off()
+            self._logs.cancel_open()
             with contextlib.suppress(MetaqError):
                 await opening
             raise

@@ -8,7 +8,7 @@ from metaq.model import Offset
 from metaq.protocol.decimals import parse_i64
 from metaq.record.ids import ids_from
 
-Place: TypeAlias = tuple[int, int, int]
+RecordKey: TypeAlias = tuple[int, int, int]
 """Tier, due time and offset of a record."""
 
 CANCELLED: Final = b"cancelled"
@@ -45,7 +45,7 @@ def parse_receipt(payload: bytes) -> Receipt:
     return Receipt(tier, Offset(offset), due_ms, number)
 
 
-def place_of(receipt: Receipt, topic: str, head: DelayHead) -> int | None:
+def message_index(receipt: Receipt, topic: str, head: DelayHead) -> int | None:
     """Return the position of a message in its record; None: it is not in it."""
     found = head.kind, head.topic, head.due_ms
     if found != (DelayKind.MESSAGES, topic, receipt.due_ms):

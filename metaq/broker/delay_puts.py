@@ -25,7 +25,7 @@ from metaq.broker.handlers.txn import find_transaction
 from metaq.broker.internal_logs import producer_name
 from metaq.broker.transactions import put_run
 from metaq.delay.due_index import topic_hash
-from metaq.delay.plan import PLACES_MAX, Waiting, tier_of
+from metaq.delay.plan import RECORD_MESSAGES_MAX, DueEntry, tier_of
 from metaq.delay.records import TOPIC, encode_head
 from metaq.errors import (
     ClosedError,
@@ -265,8 +265,8 @@ class WaitingRecords(NamedTuple):
     """Of each record: that of its first message."""
     chunks: Sequence[bytes]
     """Header and payload of each record."""
-    entries: Sequence[Waiting]
-    """Entry of each in the index; for the offset its place in the append."""
+    entries: Sequence[DueEntry]
+    """Entry of each in the index; its offset is from the start of the append."""
     size_bytes: SizeBytes
 
     def tier(self, delays: DelayedMessages) -> int:
@@ -287,16 +287,16 @@ def wrap(
         ServerError: one is too large.
     """
     topic, limit = target.topic, context.config.limits.payload_bytes_max
-    ids, chunks, entries = list[MessageId](), list[bytes](), list[Waiting]()
-    name, number, place = topic_hash(topic), 0, 0
+    ids, chunks, entries = list[MessageId](), list[bytes](), list[DueEntry]()
+    name, number, start = topic_hash(topic), 0, 0
     for due_ms, count, records in timed:
         message_id = id_after(first_id, number)
         head = encode_head(due_ms, message_id, topic, target.partition, count)
         data = b"".join((head, *records))
-        if count > PLACES_MAX:
+        if count > RECORD_MESSAGES_MAX:
             raise ServerError(
-                f"mput with a time: expected at most {PLACES_MAX} messages with one,"
-                f" got {count}"
+                "mput with a time: expected at most"
+                f" {RECORD_MESSAGES_MAX} messages with one, got {count}"
             )
         if len(data) > limit:
             raise ServerError(
@@ -306,11 +306,11 @@ def wrap(
         size = HEADER_BYTES + len(data)
         ids.append(message_id)
         chunks += HEADER.pack(len(data), crc, message_id, 0), data
-        entries.append(Waiting(due_ms, place, count, size, name))
-        number, place = number + count, place + size
+        entries.append(DueEntry(due_ms, start, count, size, name))
+        number, start = number + count, start + size
         if not len(ids) % STEP_RECORDS:
             yield
-    return WaitingRecords(first_id, ids, chunks, entries, SizeBytes(place))
+    return WaitingRecords(first_id, ids, chunks, entries, SizeBytes(start))
 
 
 def append(

@@ -42,9 +42,9 @@ from metaq.broker.delay_cancel import (
     DELIVERED,
     REMEMBERED_MAX,
     UNKNOWN,
-    Place,
+    RecordKey,
+    message_index,
     parse_receipt,
-    place_of,
 )
 from metaq.broker.delay_status import DelayStatus, list_scheduled
 from metaq.broker.delay_tier import DelayTier
@@ -54,9 +54,9 @@ from metaq.broker.wall_time import WallTime
 from metaq.delay.plan import (
     TICK_MS,
     TIERS,
+    DueEntry,
     DueRecord,
     Progress,
-    Waiting,
     advanced,
     is_done,
     lowered,
@@ -126,9 +126,9 @@ class DelayService(Service):
         self._context = context
         self._logs: Final = InternalLogs(context)
         self.tiers: Final = [DelayTier(n, context) for n in range(TIERS)]
-        self._held: Counter[Place] = Counter()
+        self._held: Counter[RecordKey] = Counter()
         """Records with a message that is being cancelled. Their tiers stop there."""
-        self._released: list[Place] = []
+        self._released: list[RecordKey] = []
         self._followed = asyncio.Event()
         """Set and replaced each time the tiers are up to date."""
         self._cancelled: dict[tuple[int, int, int], None] = {}
@@ -174,8 +174,8 @@ class DelayService(Service):
         if found is None:
             return UNKNOWN
         head, size_bytes = found
-        place = place_of(receipt, command.topic, head)
-        if place is None or self._is_dropped(command.topic, number, offset):
+        index = message_index(receipt, command.topic, head)
+        if index is None or self._is_dropped(command.topic, number, offset):
             return UNKNOWN
         name = number, int(offset), message_id
         if name in self._cancelled:
@@ -184,7 +184,7 @@ class DelayService(Service):
         is_over = due_ms <= self.now_ms() or key <= tier.reached
         if is_over or is_done(tier.steps, key):
             return DELIVERED
-        payload = encode_cancelled(head, place, message_id, offset, size_bytes)
+        payload = encode_cancelled(head, index, message_id, offset, size_bytes)
         self.hold((number, *key))
         try:
             error = await outcome_of(partial(self._logs.append, tier.log_id, payload))
@@ -334,13 +334,13 @@ class DelayService(Service):
         """Take a batch; see `take_batch`."""
         return take_batch(self.tiers, now_ms, self._held)
 
-    def hold(self, place: Place) -> None:
+    def hold(self, key: RecordKey) -> None:
         """Stop a tier before a record."""
-        self._held[place] += 1
+        self._held[key] += 1
 
-    def release(self, place: Place) -> None:
+    def release(self, key: RecordKey) -> None:
         """End a `hold`, once the tier has read everything stored so far."""
-        self._released.append(place)
+        self._released.append(key)
 
     async def _read_state(self) -> DelayState:
         log_id = LogId(TOPIC, PROGRESS_PARTITION)
@@ -449,9 +449,9 @@ class DelayService(Service):
                 reached[number] = tier.progress
                 self._fail_tier(tier, error)
         for chosen in batch:
-            place = chosen.tier, chosen.record.offset
+            name = chosen.tier, chosen.record.offset
             if self.tiers[chosen.tier].is_loaded:
-                yield chosen, *found[place]
+                yield chosen, *found[name]
 
     async def _prepare(
         self, records: Sequence[tuple[DueRecord, DelayHead, bytes]], now_ms: int
@@ -472,7 +472,7 @@ class DelayService(Service):
             except REFUSALS as error:
                 delivery.refused[topic] = str(error)
                 delivery.appends += [
-                    _once_more(head, body, now_ms) for head, body in members if body
+                    _retry_record(head, body, now_ms) for head, body in members if body
                 ]
                 continue
             positions = record_positions(data)
@@ -601,12 +601,12 @@ def _body_of(head: DelayHead, payload: bytes, cancelled: Sequence[int]) -> bytes
     starts = [*record_positions(body), len(body)]
     return b"".join(
         body[start:end]
-        for place, (start, end) in enumerate(pairwise(starts))
-        if place not in cancelled
+        for index, (start, end) in enumerate(pairwise(starts))
+        if index not in cancelled
     )
 
 
-def _once_more(head: DelayHead, body: bytes, now_ms: int) -> JoinedRecord:
+def _retry_record(head: DelayHead, body: bytes, now_ms: int) -> JoinedRecord:
     """Return the record that delays messages again after their target refused them."""
     tries = head.tries + 1
     due_ms = now_ms + retry_delay_ms(tries)
@@ -615,12 +615,12 @@ def _once_more(head: DelayHead, body: bytes, now_ms: int) -> JoinedRecord:
     return JoinedRecord(LogId(TOPIC, tier_of(due_ms, now_ms)), again + body)
 
 
-def _require_same(waiting: Waiting, head: DelayHead) -> None:
+def _require_same(entry: DueEntry, head: DelayHead) -> None:
     """Check that a record matches its entry in the index.
 
     Raises:
         CorruptRecordError: the index was made of other bytes.
     """
     found = head.kind, head.due_ms, head.messages
-    if found != (DelayKind.MESSAGES, waiting.due_ms, waiting.messages):
-        raise CorruptRecordError(f"expected {waiting}, got {head}")
+    if found != (DelayKind.MESSAGES, entry.due_ms, entry.messages):
+        raise CorruptRecordError(f"expected {entry}, got {head}")

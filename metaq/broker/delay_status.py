@@ -13,7 +13,7 @@ from metaq.delay.due_index import (
     decode_entries,
     topic_hash,
 )
-from metaq.delay.plan import Waiting
+from metaq.delay.plan import DueEntry
 from metaq.model import Offset
 from metaq.protocol.commands import ListScheduled
 from metaq.stats import counter, gauge
@@ -25,7 +25,8 @@ SOONEST_MAX: Final = 8192
 """Maximum records that a listing reads to find the soonest messages."""
 ALL_TOPICS: Final = "*"
 _CANCELLED: Final = b"\xff\xff"
-"""Among the bytes of each entry of a cancelled message: its count, -PLACES_MAX..-1."""
+"""Among the bytes of each entry of a cancelled message: its count, which is from
+-RECORD_MESSAGES_MAX to -1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +112,7 @@ async def list_scheduled(
 
 async def _entries(
     tiers: Sequence[DelayTier], having: bytes = b""
-) -> AsyncIterator[tuple[int, Iterable[Waiting]]]:
+) -> AsyncIterator[tuple[int, Iterable[DueEntry]]]:
     """Yield waiting records by tier; skip index blocks without the given bytes."""
     for number, tier in enumerate(tiers):
         late = tuple(tier.late)

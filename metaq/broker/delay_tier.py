@@ -33,7 +33,7 @@ from metaq.delay.due_index import (
     make_run,
     open_run,
 )
-from metaq.delay.plan import NOTHING_DONE, Progress, Steps, Waiting, is_done
+from metaq.delay.plan import NOTHING_DONE, DueEntry, Progress, Steps, is_done
 from metaq.delay.records import TOPIC, DelayHead, decode_head
 from metaq.errors import ClosedError, CorruptRecordError, StorageError
 from metaq.model import LogId, Offset, Position, SizeBytes
@@ -63,7 +63,7 @@ HEAD_BYTES: Final = SizeBytes(64 * 1024)
 T = TypeVar("T")
 
 
-def _in_log(each: Waiting) -> tuple[int, bool]:
+def _in_log(each: DueEntry) -> tuple[int, bool]:
     """Return the sort key of `late`: a cancel record comes after its message."""
     return each.offset, each.messages < 0
 
@@ -71,9 +71,9 @@ def _in_log(each: Waiting) -> tuple[int, bool]:
 class _Noted(NamedTuple):
     """Ticket of an append. If it fails, another append may get the same offset."""
 
-    appended: dict[Offset, Sequence[Waiting]]
+    appended: dict[Offset, Sequence[DueEntry]]
     offset: Offset
-    entries: Sequence[Waiting]
+    entries: Sequence[DueEntry]
 
     def on_stored(self) -> None:
         """Keep the entries."""
@@ -89,7 +89,7 @@ class DelayTier:
     def __init__(self, number: int, context: BrokerContext) -> None:
         self.log_id: Final = LogId(TOPIC, number)
         self.index = DueIndex()
-        self.late: list[Waiting] = []
+        self.late: list[DueEntry] = []
         self.steps: Steps = (NOTHING_DONE,)
         self.reached: tuple[int, int] = NOTHING_DONE[:2]
         """Key of the last record taken, which may not be committed yet."""
@@ -100,7 +100,7 @@ class DelayTier:
         self.retry_s = 0.0
         """Monotonic time of the next `load` after an error."""
         self._context = context
-        self._appended: dict[Offset, Sequence[Waiting]] = {}
+        self._appended: dict[Offset, Sequence[DueEntry]] = {}
         """Entries of appends that are not in the index yet, by offset of the append;
         the offsets in the entries are relative to it."""
         self._files: dict[Offset, Path] = {}
@@ -129,12 +129,12 @@ class DelayTier:
     @property
     def waiting_messages(self) -> int:
         """Return the number of waiting messages."""
-        return self.index.messages + sum(each.weight[0] for each in self.late)
+        return self.index.messages + sum(each.totals[0] for each in self.late)
 
     @property
     def waiting_bytes(self) -> int:
         """Return the bytes of waiting records."""
-        return self.index.size_bytes + sum(each.weight[1] for each in self.late)
+        return self.index.size_bytes + sum(each.totals[1] for each in self.late)
 
     # -- of `take_batch`
 
@@ -143,7 +143,7 @@ class DelayTier:
         """Return the progress of delivery."""
         return self.steps[0]
 
-    def peek(self) -> Waiting | None:
+    def peek(self) -> DueEntry | None:
         """Return the next record that is not late; None: there is none in memory."""
         if not self.is_loaded:
             return None
@@ -153,13 +153,13 @@ class DelayTier:
             self.index.pop()
         return head
 
-    def pop(self) -> Waiting:
+    def pop(self) -> DueEntry:
         """Remove and return the record of `peek`."""
         return self.index.pop()
 
     # -- what is in the partition
 
-    def note(self, offset: Offset, entries: Sequence[Waiting]) -> AppendTicket:
+    def note(self, offset: Offset, entries: Sequence[DueEntry]) -> AppendTicket:
         """Remember the entries of an append; return the ticket that ends it."""
         self._appended[offset] = entries
         return _Noted(self._appended, offset, entries)
@@ -222,14 +222,14 @@ class DelayTier:
             for start in range(0, len(appended), STEP_RECORDS):
                 some = appended[start : start + STEP_RECORDS]
                 some = [each._replace(offset=base + each.offset) for each in some]
-                self._take(log, some[-1].offset + some[-1].size_bytes, some)
+                self._add(log, some[-1].offset + some[-1].size_bytes, some)
                 await asyncio.sleep(0)
             if appended:
                 continue
             records = read_records(log, Offset(self.seen), window_bytes=WINDOW_BYTES)
             async for offset, record in records:
-                waiting = Waiting._make(ENTRY.unpack(entry_of(offset, record)))
-                self._take(log, offset + record.size_bytes, [waiting])
+                entry = DueEntry._make(ENTRY.unpack(entry_of(offset, record)))
+                self._add(log, offset + record.size_bytes, [entry])
                 if self.seen in self._appended:
                     break
         for segment in log.segments.sealed:
@@ -238,7 +238,7 @@ class DelayTier:
             ):
                 await self._open_when_made(segment)
 
-    def _take(self, log: PartitionLog, end: int, records: Sequence[Waiting]) -> None:
+    def _add(self, log: PartitionLog, end: int, records: Sequence[DueEntry]) -> None:
         """Add the records from `seen` to `end`, all of one segment, to the index."""
         offset, self.seen = self.seen, end
         if offset not in self._segment:
@@ -310,7 +310,7 @@ class DelayTier:
 
     # -- records
 
-    async def read(self, wanted: Iterable[Waiting]) -> dict[int, Record]:
+    async def read(self, wanted: Iterable[DueEntry]) -> dict[int, Record]:
         """Return records by offset; raises as `load`."""
         log, found = self.log, dict[int, Record]()
         assert log is not None, "it has records"

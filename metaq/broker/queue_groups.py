@@ -28,7 +28,7 @@ class Taker:
     group: "QueueGroup"
 
 
-class Kept(NamedTuple):
+class Reservation(NamedTuple):
     """Reservation of a worker for a message that is delivered alone."""
 
     until_ms: int
@@ -56,7 +56,7 @@ class QueueGroup:
     """Version of the topics at which `all_queues` was made."""
     workers: dict[str, set[Answerer]] = field(default_factory=dict)
     """Connections of each worker, by its name."""
-    kept: dict[str, Kept] = field(default_factory=dict)
+    reservations: dict[str, Reservation] = field(default_factory=dict)
     """Workers reserved for a message that is delivered alone, by name."""
     is_pumping: bool = False
     turn: int = 0

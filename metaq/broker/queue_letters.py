@@ -46,7 +46,7 @@ from metaq.model import (
     Offset,
     TopicPartition,
 )
-from metaq.queues.state import Letter
+from metaq.queues.state import DeadLetter
 from metaq.queues.state_log import Done, QueueName
 from metaq.record.dead_letters import TEXT_CHARS_MAX, Origin, letter_headers
 from metaq.record.flags import decode_payload, encode_payload
@@ -68,7 +68,7 @@ class _Sending:
     """A dead letter that is not stored yet."""
 
     queue: ServedQueue
-    letter: Letter
+    letter: DeadLetter
     on_first: OnTried | None
     topic: str = ""
     """Topic of the last try; an operator may change it between tries."""

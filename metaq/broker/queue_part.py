@@ -27,7 +27,7 @@ from metaq.errors import CorruptRecordError, MetaqError
 from metaq.filter.language import Filter
 from metaq.model import MessageId, Offset, SizeBytes
 from metaq.queues.rules import Now
-from metaq.queues.state import QueueState, Taken
+from metaq.queues.state import LeasedMessage, QueueState
 from metaq.queues.state_log import (
     Change,
     Done,
@@ -35,7 +35,7 @@ from metaq.queues.state_log import (
     StateKind,
     StateRecord,
     encode_state,
-    snapshot_of,
+    snapshot_record,
 )
 from metaq.record.expiry import EXPIRY_MARK, expiry_of
 from metaq.record.flags import HAS_PROPERTIES, decode_payload
@@ -190,7 +190,7 @@ class ServedQueue:
         self.store()
         self.store_now()
         self._changes = 0
-        record = snapshot_of(self.queue_id, self.name, self.state.image(now))
+        record = snapshot_record(self.queue_id, self.name, self.state.snapshot(now))
         self._append(encode_state(record), on_stored)
 
     def _record(self, kind: StateKind, changes: Sequence[Change] = ()) -> bytes:
@@ -352,7 +352,7 @@ class ServedQueue:
 
     # -- bytes of deliveries
 
-    def runs_now(self, taken: Sequence[Taken]) -> list[RecordRun] | None:
+    def cached_runs(self, taken: Sequence[LeasedMessage]) -> list[RecordRun] | None:
         """Return the records of deliveries; None: not all of them are cached."""
         runs = list[RecordRun]()
         for start, end in _ranges(taken):
@@ -362,7 +362,7 @@ class ServedQueue:
             runs.append(RecordRun(start, data))
         return runs
 
-    async def read_runs(self, taken: Sequence[Taken]) -> list[RecordRun]:
+    async def read_runs(self, taken: Sequence[LeasedMessage]) -> list[RecordRun]:
         """Return the records of deliveries, read from the disk; raises as `scan`."""
         return [
             RecordRun(start, await self.read(start, end))
@@ -389,7 +389,7 @@ def _is_wanted(where: Filter, data: bytes, start: int, end: int, flag: int) -> b
         return True  # the worker reports the damage, as without a filter
 
 
-def _ranges(taken: Sequence[Taken]) -> list[tuple[Offset, Offset]]:
+def _ranges(taken: Sequence[LeasedMessage]) -> list[tuple[Offset, Offset]]:
     """Return the ranges of deliveries, ascending; adjacent ones are joined."""
     ranges = list[tuple[Offset, Offset]]()
     for each in sorted(taken):

@@ -34,7 +34,7 @@ from metaq.broker.internal_logs import InternalLogs
 from metaq.broker.joined_appends import JoinedAppends
 from metaq.broker.queue_groups import OnTried, QueueGroup, filter_of, rules_of
 from metaq.broker.queue_letters import Letters, stored_letters
-from metaq.broker.queue_log import QUEUES, read_images
+from metaq.broker.queue_log import QUEUES, read_snapshots
 from metaq.broker.queue_part import ServedQueue
 from metaq.broker.queue_settling import settle
 from metaq.broker.queue_skips import skip_damage
@@ -59,12 +59,12 @@ from metaq.queues.leases import OpenBound, Reclaim
 from metaq.queues.rules import Now
 from metaq.queues.state import QueueState
 from metaq.queues.state_log import (
-    Images,
     QueueName,
+    QueueSnapshots,
     StateKind,
     StateRecord,
     encode_state,
-    snapshot_of,
+    snapshot_record,
 )
 from metaq.retry import Backoff, wait_set
 from metaq.storage.log_state import LogState
@@ -93,7 +93,7 @@ class QueueService(Service):
         self._definitions: Mapping[str, QueueGroupDefinition] = {}
         self._unread: Mapping[str, str] = {}
         self._groups: dict[str, QueueGroup] = {}
-        self._content: Images | None = None
+        self._content: QueueSnapshots | None = None
         """Content of `__queues`; None: it has to be read first."""
         self._dropped = set[str]()
         """Topics deleted before `__queues` was read."""
@@ -157,7 +157,7 @@ class QueueService(Service):
             try:
                 await self._wait_stored()
                 self._context.transactions.require_ended(QUEUES)
-                found = Images() if log is None else await read_images(log)
+                found = QueueSnapshots() if log is None else await read_snapshots(log)
             except (StorageError, ClosedError) as error:
                 if term == self._term:
                     self._note_away(error)
@@ -362,10 +362,10 @@ class QueueService(Service):
         content = self._content
         if content is None:
             return
-        for name, image in content.by_name.items():
+        for name, snapshot in content.by_name.items():
             log_id = LogId(name.topic, name.partition)
             end = ends.get(log_id)
-            if end is None or image.end <= end:
+            if end is None or snapshot.end <= end:
                 continue
             _log.warning(
                 "queue group goes on at the end of a log that was set back:"
@@ -373,10 +373,10 @@ class QueueService(Service):
                 log_id,
                 name.group,
                 end,
-                image.end,
+                snapshot.end,
             )
-            image.cut(end)
-            known = snapshot_of(content.id_of(name), name, image)
+            snapshot.cut(end)
+            known = snapshot_record(content.id_of(name), name, snapshot)
             self._journal.append(QUEUES, encode_state(known), self._on_written)
 
     def _on_written(self, error: MetaqError | None) -> None:
@@ -484,27 +484,27 @@ class QueueService(Service):
         if content is None:
             raise self._away()
         is_new = name not in content.by_name
-        image = content.by_name.get(name)
-        if image is None:
-            image = content.begin(name, _first_floor(group, log))
+        snapshot = content.by_name.get(name)
+        if snapshot is None:
+            snapshot = content.begin(name, _first_floor(group, log))
         letters_topic = group.definition.dead_letter_topic
         buried = stored_letters(self._context, letters_topic, name, log)
-        image.apply(buried)
-        image.incarnation += 1
+        snapshot.apply(buried)
+        snapshot.incarnation += 1
         queue_id = content.id_of(name)
         limits = self._context.config.limits
         rules = rules_of(group.definition)
         if queue is not None:
             queue.state.leave_bound()
         reclaim = None
-        is_known, image.is_idle = is_new or image.is_idle, False
+        is_known, snapshot.is_idle = is_new or snapshot.is_idle, False
         until_ms = self._reclaims_until_ms
-        if self.now().mono_ms < until_ms and (not is_known or image.kept()):
+        if self.now().mono_ms < until_ms and (not is_known or snapshot.kept()):
             end = self._reclaim_ends.get(log.log_id, log.next_offset)
             reclaim = Reclaim(end if not is_known else Offset(0), until_ms)
         state = QueueState(
             rules,
-            image,
+            snapshot,
             open_max=limits.queue_open_max,
             bound=self._bound,
             reclaim=reclaim,
@@ -659,8 +659,8 @@ class QueueService(Service):
         start = content.starts.get(queue.name, log.next_offset)
         if queue.wants_snapshot or start < log.next_offset - PINNED_BYTES_MAX:
             self._snapshot(content, queue, log.next_offset)
-        elif queue.state.is_worn and not queue.letters_open:
-            content.by_name[queue.name] = queue.state.image(self.now())
+        elif queue.state.needs_new_incarnation and not queue.letters_open:
+            content.by_name[queue.name] = queue.state.snapshot(self.now())
             self._forget(group, queue)  # the next command opens a new incarnation
 
     @property
@@ -671,7 +671,9 @@ class QueueService(Service):
             log.segments.sealed and log.segments.first.end_offset <= log.trims_to
         )
 
-    def _snapshot(self, content: Images, queue: ServedQueue, start: Offset) -> None:
+    def _snapshot(
+        self, content: QueueSnapshots, queue: ServedQueue, start: Offset
+    ) -> None:
         def stored(error: MetaqError | None) -> None:
             if error is None:
                 content.starts[queue.name] = start
@@ -722,11 +724,11 @@ class QueueService(Service):
                 continue
             name = _name_of(group, log)
             if self._content is not None:
-                image = self._content.by_name.get(name)
+                snapshot = self._content.by_name.get(name)
                 yield (
                     log,
                     None,
-                    _first_floor(group, log) if image is None else image.floor,
+                    _first_floor(group, log) if snapshot is None else snapshot.floor,
                 )
 
 

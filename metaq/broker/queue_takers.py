@@ -14,7 +14,7 @@ from metaq.broker.acks import Answerer, wire_error
 from metaq.broker.context import BrokerContext
 from metaq.broker.internal_logs import note_damage
 from metaq.broker.load import TURN_S
-from metaq.broker.queue_groups import Kept, QueueGroup, QueueOwner, Taker
+from metaq.broker.queue_groups import QueueGroup, QueueOwner, Reservation, Taker
 from metaq.broker.queue_part import ServedQueue
 from metaq.deadlines import Deadlines, DeadlineTimer
 from metaq.errors import (
@@ -29,7 +29,7 @@ from metaq.protocol.commands import Take
 from metaq.protocol.encoding import encode_refusal, encode_value_line
 from metaq.protocol.queue_frames import encode_taken
 from metaq.queues.rules import Now
-from metaq.queues.state import Taken
+from metaq.queues.state import LeasedMessage
 from metaq.record.runs import RecordRun, encode_runs
 from metaq.zk.group_definitions import LEASE_MS_MAX
 
@@ -48,12 +48,12 @@ TIMER_S: Final = 0.005
 """Waits, leases and delays that end within this time are handled together."""
 
 
-class _Given(NamedTuple):
+class _TakeReply(NamedTuple):
     """Messages of a queue being sent to a taker."""
 
     queue: ServedQueue
     taker: Taker
-    taken: Sequence[Taken]
+    taken: Sequence[LeasedMessage]
     lease_ms: int
 
 
@@ -149,13 +149,13 @@ class Takers:
 
     def _pump_now(self, group: QueueGroup) -> None:
         try:
-            if self._may_give():
+            if self._may_deliver():
                 self._pump(group)
         finally:
             group.is_pumping = False
             self._send_replies()
 
-    def _may_give(self) -> bool:
+    def _may_deliver(self) -> bool:
         """Return whether the service runs and, in a set, this replica surely leads."""
         replica = self._context.replica
         return (
@@ -167,15 +167,15 @@ class Takers:
     def _pump(self, group: QueueGroup) -> None:
         now_s = self._context.clock.monotonic_s
         ends_s = now_s() + TURN_S
-        given = True
-        while given and group.takers:
-            given = False
-            for queue in self._in_turn(group):
+        has_sent = True
+        while has_sent and group.takers:
+            has_sent = False
+            for queue in self._round_robin(group):
                 if not queue.has_something:
                     continue
                 taker = _first_for(group, queue.name.partition)
                 if taker is not None and self._serve(group, queue, taker):
-                    given = True
+                    has_sent = True
                 if now_s() >= ends_s:
                     self._context.turns.ask(partial(self.pump, group))
                     return
@@ -186,7 +186,7 @@ class Takers:
             for taker in [each for each in group.takers if not each.command.wait_ms]:
                 self._answer_empty(taker)
 
-    def _in_turn(self, group: QueueGroup) -> list[ServedQueue]:
+    def _round_robin(self, group: QueueGroup) -> list[ServedQueue]:
         try:
             queues = self._service.queues_of(group, -1)
         except WireError as error:
@@ -236,9 +236,9 @@ class Takers:
             return has_changed
         self._end(taker)
         if is_alone:
-            self._keep(group, command.worker, None, queue, now)
+            self._reserve(group, command.worker, None, queue, now)
         self._service.watch(queue)
-        self._give(_Given(queue, taker, taken, lease_ms))
+        self._send(_TakeReply(queue, taker, taken, lease_ms))
         return True
 
     def _choose(
@@ -251,37 +251,42 @@ class Takers:
         reserved: it gets no more until it has settled its own. Both states end after
         one lease of the group.
         """
-        is_alone, kept = queue.state.is_alone_first, group.kept
+        is_alone, reserved = queue.state.is_alone_first, group.reservations
         busy: Taker | None = None
         for taker in group.takers:
             worker = taker.command.worker
             if taker.command.partition not in (-1, queue.name.partition):
                 continue
-            if not is_alone and not kept:
+            if not is_alone and not reserved:
                 return taker, False
-            is_free, its = not group.holds(worker), kept.get(worker)
-            if its is not None:
-                is_over = now.mono_ms >= its.until_ms
-                if is_alone and its.queue is queue and (is_free or is_over):
+            is_free, reservation = not group.holds(worker), reserved.get(worker)
+            if reservation is not None:
+                is_over = now.mono_ms >= reservation.until_ms
+                if is_alone and reservation.queue is queue and (is_free or is_over):
                     return taker, True
-                is_wanted = its.queue is not None and its.queue.state.is_alone_first
-                if not is_over and (is_wanted or (its.queue is None and not is_free)):
+                is_wanted = (
+                    reservation.queue is not None
+                    and reservation.queue.state.is_alone_first
+                )
+                if not is_over and (
+                    is_wanted or (reservation.queue is None and not is_free)
+                ):
                     continue
-                del kept[worker]
+                del reserved[worker]
             if is_alone and is_free:
                 return taker, True
             if is_alone and not any(
                 each.queue is queue and now.mono_ms < each.until_ms
-                for each in kept.values()
+                for each in reserved.values()
             ):
-                self._keep(group, worker, queue, queue, now)
+                self._reserve(group, worker, queue, queue, now)
             elif is_alone:
                 busy = busy or taker  # a later taker may have a free worker
             else:
                 return taker, False
         return None if busy is None else (busy, False)
 
-    def _keep(
+    def _reserve(
         self,
         group: QueueGroup,
         worker: str,
@@ -290,37 +295,39 @@ class Takers:
         now: Now,
     ) -> None:
         """Deliver nothing else to a worker, for one lease at most."""
-        lease_ms, kept = queue.state.rules.lease_ms, group.kept
-        for name in [n for n in kept if kept[n].until_ms + lease_ms <= now.mono_ms]:
-            del kept[name]  # the worker is gone
-        kept[worker] = Kept(now.mono_ms + lease_ms, wanted)
+        lease_ms, reserved = queue.state.rules.lease_ms, group.reservations
+        for name in [
+            n for n in reserved if reserved[n].until_ms + lease_ms <= now.mono_ms
+        ]:
+            del reserved[name]  # the worker is gone
+        reserved[worker] = Reservation(now.mono_ms + lease_ms, wanted)
         asyncio.get_running_loop().call_later(lease_ms / 1000, self.pump, group)
 
-    def _give(self, given: _Given) -> None:
+    def _send(self, reply: _TakeReply) -> None:
         """Answer with the records; if they cannot be read, release the messages."""
-        queue, taken = given.queue, given.taken
+        queue, taken = reply.queue, reply.taken
         try:
-            runs = queue.runs_now(taken)
+            runs = queue.cached_runs(taken)
         except (StorageError, ClosedError) as error:
-            self._give_back(given, error)
+            self._release(reply, error)
             return
         if runs is not None:
-            self._answer(given, runs)
+            self._answer(reply, runs)
             return
 
         async def read() -> None:
             try:
                 runs = await queue.read_runs(taken)
             except (StorageError, ClosedError) as error:
-                self._give_back(given, error)
+                self._release(reply, error)
             else:
-                self._answer(given, runs)
+                self._answer(reply, runs)
                 self._send_replies()
 
         self._service.spawn(read(), name="read")
 
-    def _answer(self, given: _Given, runs: Sequence[RecordRun]) -> None:
-        queue, taker, taken, lease_ms = given
+    def _answer(self, reply: _TakeReply, runs: Sequence[RecordRun]) -> None:
+        queue, taker, taken, lease_ms = reply
         deliveries = [(offset, number, count) for offset, _, number, count in taken]
         head = encode_taken(queue.name.partition, lease_ms, deliveries)
         payload = head + encode_runs(runs)
@@ -375,9 +382,9 @@ class Takers:
 
     # -- answers without messages
 
-    def _give_back(self, given: _Given, error: MetaqError) -> None:
-        queue, taker, taken, _lease_ms = given
-        queue.state.give_back(taken)
+    def _release(self, reply: _TakeReply, error: MetaqError) -> None:
+        queue, taker, taken, _lease_ms = reply
+        queue.state.release(taken)
         if isinstance(error, CorruptRecordError):
             at = taken[0].offset
             self._service.spawn(note_damage(queue.log, at), name="damage")

@@ -76,8 +76,8 @@ def open_set(
         on_torn_tail=note_cut,
     )
     tables.attach(logs)
-    is_short = logs.is_short or tables.is_damaged
-    return StartFacts(tables, file, is_cut, is_short, logs.were_sealed)
+    lacks_bytes = logs.lacks_bytes or tables.is_damaged
+    return StartFacts(tables, file, is_cut, lacks_bytes, logs.were_sealed)
 
 
 class ReplicaPart(Service):
@@ -127,7 +127,7 @@ class ReplicaPart(Service):
             fs=fs,
             logs=logs,
             facts=facts,
-            served=self,
+            host=self,
         )
         """The replica of this broker."""
 
@@ -219,7 +219,7 @@ class ReplicaPart(Service):
         """Return the line of `stats replica`."""
         return encode_facts(self.node.facts())
 
-    # -- of the replica (Served) ------------------------------------------------------
+    # -- of the replica (ReplicaHost) -------------------------------------------------
 
     def settings_of(self, topic: str) -> TopicConfig:
         """Return the settings of a topic."""
@@ -241,7 +241,7 @@ class ReplicaPart(Service):
         """Withdraw the registration."""
         self._wake.set()
 
-    def on_look(self) -> None:
+    def on_check(self) -> None:
         """Check whether the process hung; called at least twice a second."""
         if not self.knows_ends and self._thawed_s is not None:
             self._thawed.set()

@@ -39,7 +39,7 @@ exchange_argument = click.argument("exchange", type=TOPIC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BindingWishes:
+class BindingOptions:
     """Condition of a binding."""
 
     key: str = option(
@@ -57,7 +57,7 @@ class BindingWishes:
         "--any", "is_any", is_flag=True, help="One of the headers is enough."
     )
 
-    def said(self) -> dict[str, Any]:
+    def given(self) -> dict[str, Any]:
         """Return the options as keyword arguments of `AsyncAdmin.bind` and `unbind`."""
         match = "any" if self.is_any else "all"
         return {"key": self.key, "headers": _pairs(self.headers), "match": match}
@@ -125,17 +125,17 @@ def delete(target: Target, exchange: str, *, is_dry: bool, is_sure: bool) -> Non
     "exchanges bind",
     exchange_argument,
     topic_argument,
-    takes(BindingWishes, "wishes"),
+    takes(BindingOptions, "options"),
     examples=(
         "metaq exchanges bind events orders --key 'order.#'",
         "metaq exchanges bind regions europe --header region=eu --header vip",
     ),
 )
 def bind(
-    target: Target, exchange: str, topic: str, wishes: BindingWishes, *, as_json: bool
+    target: Target, exchange: str, topic: str, options: BindingOptions, *, as_json: bool
 ) -> None:
     """Have messages of EXCHANGE go to TOPIC; brokers do so when this returns."""
-    bound = target.ask(lambda admin: admin.bind(exchange, topic, **wishes.said()))
+    bound = target.ask(lambda admin: admin.bind(exchange, topic, **options.given()))
     _print_bindings([bound], as_json=as_json)
 
 
@@ -143,12 +143,12 @@ def bind(
     "exchanges unbind",
     exchange_argument,
     topic_argument,
-    takes(BindingWishes, "wishes"),
+    takes(BindingOptions, "options"),
     examples=("metaq exchanges unbind events orders --key 'order.#'",),
 )
-def unbind(target: Target, exchange: str, topic: str, wishes: BindingWishes) -> bool:
+def unbind(target: Target, exchange: str, topic: str, options: BindingOptions) -> bool:
     """Take a binding back that was made with these options; exit code 1: none was."""
-    found = target.ask(lambda admin: admin.unbind(exchange, topic, **wishes.said()))
+    found = target.ask(lambda admin: admin.unbind(exchange, topic, **options.given()))
     render.say("unbound" if found else "there is no such binding")
     return found
 

@@ -33,7 +33,7 @@ from metaq.cli.options import (
 )
 from metaq.cli.pipeline import JobRun
 from metaq.cli.replicas import find_sets
-from metaq.cli.topics import Wishes, create
+from metaq.cli.topics import TopicOptions, create
 from metaq.cli.tree import command
 from metaq.client import AsyncClient
 from metaq.errors import ConfigError, NoBrokerError
@@ -43,7 +43,7 @@ BATCH_WIDTHS: Final = {
     "time": 23, "flow": 12, "batch": 6, "rows_in": 9, "rows_out": 9, "seconds": 8,
     "lag_bytes": 12,
 }  # fmt: skip
-ONE_PARTITION: Final = Wishes(partitions=1, served_by=None, settings={})
+ONE_PARTITION: Final = TopicOptions(partitions=1, served_by=None, settings={})
 """Settings of topics that `init` creates."""
 FLOW_COLUMNS: Final = ("flow", "target", "batch", "finished")
 

@@ -111,7 +111,7 @@ def show(target: Target, group: str, *, as_json: bool) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupWishes:
+class GroupOptions:
     """Options of a queue group to set; None: unchanged, or the default."""
 
     lease_s: float | None = option(
@@ -152,19 +152,19 @@ class GroupWishes:
         help="Only messages that match are the group's; '' for all.",
     )
 
-    def said(self) -> dict[str, Any]:
+    def given(self) -> dict[str, Any]:
         """Return the options as keyword arguments of `AsyncAdmin`'s calls."""
         if self.then is not None and self.dead_letter_topic is not None:
             raise click.UsageError("--then and --dead-letter-topic exclude each other")
-        said = {each.name: getattr(self, each.name) for each in fields(self)}
-        return {**said, "retry_delays_s": self.retry_delays_s or None}
+        given = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {**given, "retry_delays_s": self.retry_delays_s or None}
 
 
 @command(
     "queues create",
     group_argument,
     click.option("--topic", required=True, type=TOPIC, help="The topic that it is of."),
-    takes(GroupWishes, "wishes"),
+    takes(GroupOptions, "options"),
     click.option(
         "--ordered-by",
         type=click.Choice(["key"]),
@@ -184,7 +184,7 @@ def create(
     target: Target,
     group: str,
     topic: str,
-    wishes: GroupWishes,
+    options: GroupOptions,
     ordered_by: Literal["key"] | None,
     start: Literal["earliest", "latest"] | None,
     *,
@@ -195,32 +195,32 @@ def create(
     Workers need no options then. What becomes of messages that are given up has to be
     said: --dead-letter-topic, or --then drop.
     """
-    if wishes.dead_letter_topic is None and wishes.then is None:
+    if options.dead_letter_topic is None and options.then is None:
         raise click.UsageError("Missing option '--dead-letter-topic' or '--then'.")
-    said = {"ordered_by": ordered_by, "start": start, **wishes.said()}
-    made = target.ask(lambda admin: admin.create_queue_group(group, topic, **said))
+    given = {"ordered_by": ordered_by, "start": start, **options.given()}
+    made = target.ask(lambda admin: admin.create_queue_group(group, topic, **given))
     _print_groups({group: made}, as_json=as_json)
 
 
 @command(
     "queues alter",
     group_argument,
-    takes(GroupWishes, "wishes"),
+    takes(GroupOptions, "options"),
     examples=(
         "metaq queues alter workers --lease 60 --retry-delay 5 --retry-delay 60",
         "metaq queues alter workers --then drop",
     ),
 )
-def alter(target: Target, group: str, wishes: GroupWishes, *, as_json: bool) -> None:
+def alter(target: Target, group: str, options: GroupOptions, *, as_json: bool) -> None:
     """Change options of GROUP, from the next delivery on.
 
     Its topic, order and start stay as they are. What an old filter passed over does not
     come. Workers that repeat an option have to say the new value when they start again.
     """
-    said = wishes.said()
-    if not any(each is not None for each in said.values()):
+    given = options.given()
+    if not any(each is not None for each in given.values()):
         raise click.UsageError("nothing is said that would change")
-    new = target.ask(lambda admin: admin.alter_queue_group(group, **said))
+    new = target.ask(lambda admin: admin.alter_queue_group(group, **given))
     _print_groups({group: new}, as_json=as_json)
 
 

@@ -111,7 +111,7 @@ def read_brokers(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
+class TopicOptions:
     """Options for a topic to create or alter."""
 
     partitions: int | None = option(
@@ -143,28 +143,28 @@ topic_argument = click.argument("topic")
 @command(
     "topics create",
     topic_argument,
-    takes(Wishes, "wishes"),
+    takes(TopicOptions, "options"),
     examples=(
         "metaq topics create orders --partitions 4",
         "metaq topics create orders --partitions 4 --set deletePolicy=delete,72h",
         "metaq topics create audit --partitions 1 --brokers 0,2",
     ),
 )
-def create(target: Target, topic: str, wishes: Wishes, *, as_json: bool) -> None:
+def create(target: Target, topic: str, options: TopicOptions, *, as_json: bool) -> None:
     """Make TOPIC, on all brokers or some.
 
     Waits until its brokers serve it. Brokers adopt it at once, beside their server.ini,
     whose sections win. Brokers of MetaQ 1.4 take topics from server.ini alone.
     """
-    partitions = wishes.partitions
+    partitions = options.partitions
     if partitions is None:
         raise click.UsageError("Missing option '--partitions'.")
     found = target.ask(
         lambda admin: admin.create_topic(
             topic,
             partitions=partitions,
-            brokers=wishes.served_by or "all",
-            settings=wishes.settings,
+            brokers=options.served_by or "all",
+            settings=options.settings,
         )
     )
     _print(found, as_json=as_json)
@@ -173,13 +173,13 @@ def create(target: Target, topic: str, wishes: Wishes, *, as_json: bool) -> None
 @command(
     "topics alter",
     topic_argument,
-    takes(Wishes, "wishes"),
+    takes(TopicOptions, "options"),
     examples=(
         "metaq topics alter orders --partitions 8",
         "metaq topics alter orders --set deletePolicy=delete,24h --set deleteWhen=",
     ),
 )
-def alter(target: Target, topic: str, wishes: Wishes, *, as_json: bool) -> None:
+def alter(target: Target, topic: str, options: TopicOptions, *, as_json: bool) -> None:
     """Change TOPIC: more partitions, other brokers or settings.
 
     Waits until its brokers serve it like that. What a broker has that is not among them
@@ -189,9 +189,9 @@ def alter(target: Target, topic: str, wishes: Wishes, *, as_json: bool) -> None:
     found = target.ask(
         lambda admin: admin.alter_topic(
             topic,
-            partitions=wishes.partitions,
-            brokers=wishes.served_by,
-            settings=wishes.settings,
+            partitions=options.partitions,
+            brokers=options.served_by,
+            settings=options.settings,
         )
     )
     _print(found, as_json=as_json)

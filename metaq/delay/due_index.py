@@ -14,9 +14,9 @@
 
     entry    due i64 | offset i64 | count i32 | size u32 | topic u32      28 bytes
 
-The fields of an entry are those of `Waiting`. Entries are sorted as bytes: by due time,
-then by offset. A cancelling entry (count below 0) has the due time and offset of the
-record whose message it cancels, and follows its entry. The first 20 bytes are the
+The fields of an entry are those of `DueEntry`. Entries are sorted as bytes: by due
+time, then by offset. A cancelling entry (count below 0) has the due time and offset of
+the record whose message it cancels, and follows its entry. The first 20 bytes are the
 *key*.
 
 An index is a set of sorted *runs*, merged while they are read: one file for each sealed
@@ -35,7 +35,7 @@ from pathlib import Path
 from struct import Struct
 from typing import Final, NamedTuple
 
-from metaq.delay.plan import Progress, Waiting
+from metaq.delay.plan import DueEntry, Progress
 from metaq.delay.records import DelayKind, cancelled_at, decode_head
 from metaq.errors import CorruptRecordError, DiskError
 from metaq.fs import FileSystem, ReadFile
@@ -54,7 +54,7 @@ FRESH_MAX: Final = 4096
 _HEAD: Final = Struct(">8sqqII")
 _BLOCK: Final = Struct(f">{KEY_BYTES}sqqI")
 _MAGIC: Final = b"mqdue002"
-_PLACE: Final = Struct(">qq")
+_KEY: Final = Struct(">qq")
 BLOCK_BYTES: Final = BLOCK_ENTRIES * ENTRY.size
 
 
@@ -92,9 +92,9 @@ def entry_of(offset: Offset, record: Record) -> bytes:
     return ENTRY.pack(head.due_ms, offset, number, size, topic_hash(head.topic))
 
 
-def decode_entries(data: bytes) -> Iterator[Waiting]:
+def decode_entries(data: bytes) -> Iterator[DueEntry]:
     """Yield the decoded entries of some bytes."""
-    return map(Waiting._make, ENTRY.iter_unpack(data))
+    return map(DueEntry._make, ENTRY.iter_unpack(data))
 
 
 def split_entries(data: bytes) -> list[bytes]:
@@ -102,11 +102,11 @@ def split_entries(data: bytes) -> list[bytes]:
     return [data[at : at + ENTRY.size] for at in range(0, len(data), ENTRY.size)]
 
 
-def weigh(data: bytes) -> tuple[int, int]:
+def totals_of(data: bytes) -> tuple[int, int]:
     """Return the number of messages that wait by some entries, and their bytes."""
     messages = size = 0
     for _due_ms, _offset, number, more, _topic in ENTRY.iter_unpack(data):
-        if number < 0:  # as in `Waiting.weight`
+        if number < 0:  # as in `Waiting.totals`
             number, more = -1, -more
         messages, size = messages + number, size + more
     return messages, size
@@ -121,7 +121,7 @@ class DueRun:
         blocks: Sequence[bytes],
         data: bytes | None = None,
         path: Path | None = None,
-        weight: tuple[int, int] = (0, 0),
+        totals: tuple[int, int] = (0, 0),
     ) -> None:
         """Begin at the first entry.
 
@@ -130,11 +130,11 @@ class DueRun:
             blocks: rows of the file's directory; of a run in memory, its first key.
             data: entries of a run in memory; None for a file.
             path: path of the file; None for a run in memory.
-            weight: messages and bytes from the first entry on, see `weigh`.
+            totals: messages and bytes from the first entry on, see `totals_of`.
         """
         self.segment: Final = segment
         self.path: Final = path
-        self.weight = weight
+        self.totals = totals
         self._blocks = blocks
         self._block = 0
         self._data = data
@@ -181,7 +181,7 @@ class DueRun:
             yield self._read(fs, number)[start:]
             start = 0
 
-    def pass_over(self, fs: FileSystem, end: Offset, done: Progress) -> list[bytes]:
+    def seek_after(self, fs: FileSystem, end: Offset, done: Progress) -> list[bytes]:
         """Go to the first entry after the progress; return late entries before it.
 
         Args:
@@ -189,28 +189,26 @@ class DueRun:
             end: end offset of the segment.
             done: progress of the tier.
         """
-        place = b"" if done.due_ms < 0 else _PLACE.pack(*done[:2])
+        key = b"" if done.due_ms < 0 else _KEY.pack(*done[:2])
         late, first = list[bytes](), 0
         if end <= done.seen:
             # No entry is late: skip the blocks that are done as a whole.
-            first = bisect_right(
-                self._blocks, place, key=lambda row: row[: _PLACE.size]
-            )
+            first = bisect_right(self._blocks, key, key=lambda row: row[: _KEY.size])
         for number in range(max(0, first - 1), len(self._blocks)):
             data = self._read(fs, number)
             entries = split_entries(data)
-            passed = bisect_right(entries, place, key=lambda each: each[: _PLACE.size])
+            passed = bisect_right(entries, key, key=lambda each: each[: _KEY.size])
             late += [each for each in entries[:passed] if _is_late(each, done)]
             if passed < len(entries):
                 self._block, self._at = number, passed * ENTRY.size
                 self.key = entries[passed][:KEY_BYTES]
-                messages, size = weigh(data[: self._at])
+                messages, size = totals_of(data[: self._at])
                 _key, all_messages, all_bytes, _crc = _BLOCK.unpack(
                     self._blocks[number]
                 )
-                self.weight = all_messages - messages, all_bytes - size
+                self.totals = all_messages - messages, all_bytes - size
                 return late
-        self._block, self.key, self.weight = len(self._blocks), None, (0, 0)
+        self._block, self.key, self.totals = len(self._blocks), None, (0, 0)
         return late
 
     def _read(self, fs: FileSystem, number: int) -> bytes:
@@ -252,7 +250,7 @@ def open_run(
 
     def read() -> OpenedRun:
         run = DueRun(base, _read_directory(fs, path, base, end), path=path)
-        return OpenedRun(run, run.pass_over(fs, end, progress))
+        return OpenedRun(run, run.seek_after(fs, end, progress))
 
     try:
         return read()
@@ -302,7 +300,7 @@ def encode_file(base: Offset, end: Offset, entries: Sequence[bytes]) -> bytes:
     ]
     rows, messages, size = list[bytes](), 0, 0
     for block in reversed(blocks):
-        more = weigh(block)
+        more = totals_of(block)
         messages, size = messages + more[0], size + more[1]
         rows.append(_BLOCK.pack(block[:KEY_BYTES], messages, size, crc32(block)))
     head = _HEAD.pack(_MAGIC, base, end, len(entries), len(blocks))
@@ -331,7 +329,7 @@ class DueIndex:
         self._fresh: list[bytes] = []
         self._runs: list[tuple[bytes, int, DueRun]] = []
         self._numbers = count()
-        self._head: Waiting | None = None
+        self._head: DueEntry | None = None
         self.messages = 0
         """Number of waiting messages, without cancelled ones."""
         self.size_bytes = 0
@@ -356,8 +354,8 @@ class DueIndex:
             self._count(each.rest, -1)
         self._runs = [each for each in self._runs if each[2] not in gone]
         heapq.heapify(self._runs)
-        self.messages += run.weight[0]
-        self.size_bytes += run.weight[1]
+        self.messages += run.totals[0]
+        self.size_bytes += run.totals[1]
         self._push(run)
 
     def _flush(self) -> None:
@@ -372,7 +370,7 @@ class DueIndex:
         self._head = None
 
     def _count(self, data: bytes, sign: int) -> None:
-        messages, size = weigh(data)
+        messages, size = totals_of(data)
         self.messages += sign * messages
         self.size_bytes += sign * size
 
@@ -389,11 +387,11 @@ class DueIndex:
         self._flush()
         return [run for _, _, run in self._runs]
 
-    def peek(self) -> Waiting | None:
+    def peek(self) -> DueEntry | None:
         """Return the next entry; None: no entry, or its block is not in memory."""
         if self._head is None:
             entry = self._next()
-            self._head = None if entry is None else Waiting._make(ENTRY.unpack(entry))
+            self._head = None if entry is None else DueEntry._make(ENTRY.unpack(entry))
         return self._head
 
     def _next(self) -> bytes | None:
@@ -402,7 +400,7 @@ class DueIndex:
             return self._runs[0][2].entry
         return fresh
 
-    def pop(self) -> Waiting:
+    def pop(self) -> DueEntry:
         """Remove and return the entry that `peek` returns."""
         head = self.peek()
         assert head is not None, "peek has one"
@@ -416,7 +414,7 @@ class DueIndex:
         else:
             heapq.heappop(self._fresh)
         self._head = None
-        messages, size = head.weight
+        messages, size = head.totals
         self.messages, self.size_bytes = (
             self.messages - messages,
             self.size_bytes - size,
@@ -425,5 +423,5 @@ class DueIndex:
 
     def wanted(self, until_ms: int) -> list[DueRun]:
         """Return the runs whose next block must be loaded to read up to a due time."""
-        limit = _PLACE.pack(until_ms + 1, 0)
+        limit = _KEY.pack(until_ms + 1, 0)
         return [run for key, _, run in self._runs if key < limit and run.entry is None]

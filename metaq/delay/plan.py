@@ -27,7 +27,7 @@ TICK_MS: Final = 100
 TIERS: Final = 4
 TIER_ENDS_MS: Final = (3_600_000, 86_400_000, 32 * 86_400_000)
 """Longest delay of each tier but the last: an hour, a day, 32 days."""
-PLACES_MAX: Final = 65_536
+RECORD_MESSAGES_MAX: Final = 65_536
 """Maximum number of messages in one record; the default of `batchRecordsMax`."""
 BATCH_MESSAGES_MAX: Final = 1024
 """Maximum number of messages of one transaction. Four times as many take four times as
@@ -55,14 +55,14 @@ Steps: TypeAlias = tuple[Progress, ...]
 """Progress of a tier, then older steps whose due times are not passed again yet."""
 
 
-class Waiting(NamedTuple):
+class DueEntry(NamedTuple):
     """An entry of the index: a waiting record of a tier, or a cancelled message."""
 
     due_ms: int
     offset: int
     """Offset of the record; of a cancelled message, that of the record with it."""
     messages: int
-    """Number of messages; below 0: the message at `place` is cancelled."""
+    """Number of messages; below 0: the message at `message_index` is cancelled."""
     size_bytes: int
     """Size of the record; of a cancelled message, its share of that."""
     topic: int
@@ -74,18 +74,18 @@ class Waiting(NamedTuple):
         return self.due_ms, self.offset
 
     @property
-    def place(self) -> int:
+    def message_index(self) -> int:
         """Return the index of a cancelled message in its record."""
         return ~self.messages
 
     @property
-    def weight(self) -> tuple[int, int]:
+    def totals(self) -> tuple[int, int]:
         """Return the number of messages and bytes; negative for a cancelled message."""
         if self.messages < 0:
             return -1, -self.size_bytes
         return self.messages, self.size_bytes
 
-    def is_with(self, other: "Waiting") -> bool:
+    def has_same_record(self, other: "DueEntry") -> bool:
         """Return whether another entry is about the same record."""
         return other.offset == self.offset
 
@@ -94,7 +94,7 @@ class DueRecord(NamedTuple):
     """A record to deliver."""
 
     tier: int
-    record: Waiting
+    record: DueEntry
     cancelled: tuple[int, ...] = ()
     """Indexes of its cancelled messages."""
 
@@ -104,17 +104,17 @@ class DueSource(Protocol):
 
     seen: int
     """Offset up to which the tier has been read."""
-    late: list[Waiting]
+    late: list[DueEntry]
     """Late entries by offset, each record followed by its cancelled messages."""
 
     @property
     def progress(self) -> Progress:
         """Return the progress of the tier."""
 
-    def peek(self) -> Waiting | None:
+    def peek(self) -> DueEntry | None:
         """Return the next entry that is not late; None: no entry, or not in memory."""
 
-    def pop(self) -> Waiting:
+    def pop(self) -> DueEntry:
         """Remove and return that entry."""
 
 
@@ -166,7 +166,7 @@ def take_batch(
     batch, reached = list[DueRecord](), [tier.progress[:2] for tier in tiers]
     messages, size = 0, 0
 
-    def has_room(record: Waiting) -> bool:
+    def has_room(record: DueEntry) -> bool:
         return not batch or (
             messages + record.messages <= BATCH_MESSAGES_MAX
             and size + record.size_bytes <= BATCH_BYTES_MAX
@@ -180,10 +180,10 @@ def take_batch(
             record = tier.late[taken]
             if record.due_ms > now_ms or not has_room(record):
                 break
-            after = list(takewhile(record.is_with, tier.late[taken + 1 :]))
+            after = list(takewhile(record.has_same_record, tier.late[taken + 1 :]))
             if record.messages > 0:
-                places = tuple(each.place for each in after)
-                batch.append(DueRecord(number, record, places))
+                indexes = tuple(each.message_index for each in after)
+                batch.append(DueRecord(number, record, indexes))
                 messages, size = messages + record.messages, size + record.size_bytes
             taken += 1 + len(after)
         del tier.late[:taken]
@@ -208,7 +208,7 @@ def take_batch(
             tier.pop()
             cancelled = []
             while (more := tier.peek()) is not None and more.key == head.key:
-                cancelled.append(tier.pop().place)
+                cancelled.append(tier.pop().message_index)
             reached[number] = head.key
             if head.messages > 0:
                 batch.append(DueRecord(number, head, tuple(cancelled)))

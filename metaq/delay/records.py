@@ -106,25 +106,25 @@ def encode_head(
 
 
 def encode_cancelled(
-    head: DelayHead, place: int, message_id: int, at: Offset, size_bytes: int
+    head: DelayHead, index: int, message_id: int, at: Offset, size_bytes: int
 ) -> bytes:
     """Return the payload of the record that cancels one message.
 
     Args:
         head: head of the record with the message.
-        place: index of the message in that record, 0 or more.
+        index: index of the message in that record, 0 or more.
         message_id: id of the message.
         at: offset of that record.
         size_bytes: size of that record.
     """
     # The shares of all messages add up to the size of the record.
-    start, end = (size_bytes * each // head.messages for each in (place, place + 1))
+    start, end = (size_bytes * each // head.messages for each in (index, index + 1))
     return encode_head(
         head.due_ms,
         MessageId(message_id),
         head.topic,
         head.partition,
-        place,
+        index,
         kind=DelayKind.CANCELLED,
     ) + _CANCELLED.pack(at, end - start)
 

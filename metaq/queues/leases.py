@@ -8,7 +8,7 @@ from metaq.deadlines import Deadlines
 from metaq.model import Offset, SizeBytes
 
 
-class At(enum.IntEnum):
+class MessageState(enum.IntEnum):
     """State of an open message."""
 
     READY = 0
@@ -23,8 +23,8 @@ class OpenMessage:
     """An open message. Owned by the `QueueState`."""
 
     __slots__ = (
-        "at", "count", "delivery", "expiry_ms", "heap", "key", "lease", "offset",
-        "silent_count", "size_bytes", "worker",
+        "count", "delivery", "expiry_ms", "heap", "key", "lease", "offset",
+        "silent_count", "size_bytes", "state", "worker",
     )  # fmt: skip
 
     def __init__(
@@ -42,7 +42,7 @@ class OpenMessage:
         """Leases that expired since the last nack; after a restart, all deliveries."""
         self.key = key
         self.expiry_ms = expiry_ms
-        self.at = At.READY
+        self.state = MessageState.READY
         self.delivery = 0
         """Last known delivery, of this incarnation or an earlier one; 0: none."""
         self.worker = ""
@@ -81,11 +81,11 @@ class Lease:
 
     def add(self, message: OpenMessage) -> None:
         """Add a message to the lease."""
-        message.at, message.lease = At.LEASED, self
+        message.state, message.lease = MessageState.LEASED, self
         self.messages[message] = None
 
-    def leave(self, message: OpenMessage) -> None:
-        """Remove a message from the lease. Call `LeaseTable.tidy` next."""
+    def remove(self, message: OpenMessage) -> None:
+        """Remove a message from the lease. Call `LeaseTable.drop_empty` next."""
         message.lease = None
         del self.messages[message]
 
@@ -125,7 +125,7 @@ class LeaseTable:
             self._ends.set(lease, end_ms)
         return lease
 
-    def tidy(self, left: list[Lease]) -> None:
+    def drop_empty(self, left: list[Lease]) -> None:
         """Drop the leases in `left` that are empty now, then clear the list."""
         for lease in {*left} if len(left) > 1 else left:
             if not lease.messages:
@@ -156,7 +156,7 @@ class LeaseTable:
     def take_due(self, now_ms: int) -> list[Lease]:
         """Remove the deadlines of expired leases; return these, earliest end first.
 
-        Call `tidy` after their messages have left them.
+        Call `drop_empty` after their messages have left them.
         """
         return self._ends.take_due(now_ms)
 

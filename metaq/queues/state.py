@@ -40,14 +40,21 @@ from typing import Final, NamedTuple
 from metaq.deadlines import Deadlines
 from metaq.model import Offset, SizeBytes
 from metaq.protocol.queue_frames import GROUP_DELAY, Settlement, SettleVerb, Word
-from metaq.queues.leases import At, Lease, LeaseTable, OpenBound, OpenMessage, Reclaim
+from metaq.queues.leases import (
+    Lease,
+    LeaseTable,
+    MessageState,
+    OpenBound,
+    OpenMessage,
+    Reclaim,
+)
 from metaq.queues.rules import INCARNATION_SHIFT, Now, QueueRules
 from metaq.queues.state_log import (
     KEPT_DUE_MS,
     Change,
     Done,
     DoneRanges,
-    QueueImage,
+    QueueSnapshot,
     Returned,
 )
 
@@ -59,16 +66,18 @@ ALONE_COUNT: Final = 2
 """Number of expired leases without a nack after which a message goes out alone."""
 
 
-class Taken(NamedTuple):
+class LeasedMessage(NamedTuple):
     """A message that was given out."""
 
     offset: Offset
     size_bytes: SizeBytes
     delivery: int
+    """Number of the delivery; see `INCARNATION_SHIFT`."""
     deliveries: int
+    """Deliveries of the message so far, with this one."""
 
 
-class Letter(NamedTuple):
+class DeadLetter(NamedTuple):
     """A message to be stored as a dead letter."""
 
     offset: Offset
@@ -89,7 +98,7 @@ class HotKey(NamedTuple):
     """Worker that holds the first message; "" for none."""
 
 
-_GIVEN: Final = frozenset({At.LEASED, At.HELD})
+_DELIVERED: Final = frozenset({MessageState.LEASED, MessageState.HELD})
 """States in which the current delivery is already counted in `count`."""
 
 
@@ -103,7 +112,7 @@ class QueueState:
     def __init__(
         self,
         rules: QueueRules,
-        image: QueueImage,
+        snapshot: QueueSnapshot,
         *,
         open_max: int,
         bound: OpenBound | None = None,
@@ -113,16 +122,17 @@ class QueueState:
 
         Args:
             rules: options of the group.
-            image: stored state, with the number of this incarnation; the queue owns it.
+            snapshot: stored state, with the number of this incarnation; the queue owns
+                it.
             open_max: maximum number of open messages; at it, no more are found.
             bound: the same for all queues together; None: no such bound.
             reclaim: messages that workers may hold from earlier incarnations; None:
                 no messages.
         """
         self.rules = rules
-        self.floor = image.floor
+        self.floor = snapshot.floor
         """Every message below this offset is done."""
-        self.scan_offset = image.floor
+        self.scan_offset = snapshot.floor
         """Offset of the next message to find."""
         self.ready_count = 0
         """Messages queued to be given out."""
@@ -149,14 +159,14 @@ class QueueState:
         self.reclaim = reclaim
         """None once the reclaim time is over."""
         self._reclaim_end = Offset(0) if reclaim is None else reclaim.end
-        self._kept = frozenset[Offset]() if reclaim is None else image.kept()
+        self._kept = frozenset[Offset]() if reclaim is None else snapshot.kept()
         """Messages that were leased at the last clean shutdown."""
-        self.incarnation: Final = image.incarnation
+        self.incarnation: Final = snapshot.incarnation
         """Number of this incarnation, 1 or more."""
-        self._first_life = image.first_life
+        self._first_incarnation = snapshot.first_incarnation
         self._counter = 0
-        self._done = image.done
-        self._returned = image.open_returned()
+        self._done = snapshot.done
+        self._returned = snapshot.open_returned()
         self._open: dict[Offset, OpenMessage] = {}
         self._queued: list[Offset] = []
         self._alone: list[Offset] = []
@@ -168,7 +178,7 @@ class QueueState:
         self._passed_bytes = 0
         self._ended = list[OpenMessage]()
         """Messages done since the last `drain_ended` whose keys are not free yet."""
-        self._letters = list[Letter]()
+        self._letters = list[DeadLetter]()
         self._skip_done()
 
     # -- figures
@@ -217,7 +227,7 @@ class QueueState:
         return HotKey(lock, len(waiting), first.offset, worker)
 
     @property
-    def is_worn(self) -> bool:
+    def needs_new_incarnation(self) -> bool:
         """Whether half of the delivery numbers are used and no message is held."""
         return self._counter >> (INCARNATION_SHIFT - 1) > 0 and not self.held_count
 
@@ -276,7 +286,7 @@ class QueueState:
         if lock is not None:
             self._keys.setdefault(lock, []).append(offset)
         if before is not None and now.wall_ms < before.due_ms != KEPT_DUE_MS:
-            message.at = At.DELAYED
+            message.state = MessageState.DELAYED
             left_ms = before.due_ms - now.wall_ms
             if before.delivery:
                 left_ms = min(left_ms, before.left_ms)
@@ -304,7 +314,7 @@ class QueueState:
         while (end := self._done.end_at(self.scan_offset)) is not None:
             self.scan_offset = end
         if not self._open:
-            self._rise(self.scan_offset)
+            self._raise_floor(self.scan_offset)
 
     def trim(self, log_start: Offset) -> int:
         """Count messages that retention deleted as done; return how many were open."""
@@ -357,7 +367,7 @@ class QueueState:
         now: Now,
         *,
         is_alone: bool = False,
-    ) -> list[Taken]:
+    ) -> list[LeasedMessage]:
         """Give out queued messages in the order of their offsets.
 
         Expired messages are given up instead.
@@ -370,13 +380,13 @@ class QueueState:
             now: current time.
             is_alone: take one message that goes out alone, and none of the others.
         """
-        taken = list[Taken]()
+        taken = list[LeasedMessage]()
         left_bytes, queued = bytes_max, self._alone if is_alone else self._queued
         find, lease = (
             self._open.get,
             self.leases.lease_of(worker, now.mono_ms + lease_ms),
         )
-        life = self.incarnation << INCARNATION_SHIFT
+        base = self.incarnation << INCARNATION_SHIFT
         while queued and len(taken) < count:
             message = find(queued[0])
             if message is None or message.heap is not queued:
@@ -386,17 +396,17 @@ class QueueState:
             if taken and (is_alone or size_bytes > left_bytes):
                 break
             if message.expiry_ms is not None and message.expiry_ms <= now.wall_ms:
-                self._give_up(message, "expired")
+                self._dead_letter(message, "expired")
                 continue
             heapq.heappop(queued)
             message.heap = None
             self.ready_count -= 1
             self._counter += 1
-            message.delivery = delivery = life | self._counter
+            message.delivery = delivery = base | self._counter
             message.count += 1
             lease.add(message)
             left_bytes -= size_bytes
-            taken.append(Taken(offset, size_bytes, delivery, message.count))
+            taken.append(LeasedMessage(offset, size_bytes, delivery, message.count))
         if not lease.messages:
             self.leases.drop(lease)
         return taken
@@ -409,7 +419,7 @@ class QueueState:
             heapq.heappop(queued)  # settled or returned since it was pushed
         return None
 
-    def give_back(self, taken: Sequence[Taken]) -> None:
+    def release(self, taken: Sequence[LeasedMessage]) -> None:
         """Undo the delivery of messages that never reached their worker.
 
         Messages that are no longer leased by this delivery are not changed.
@@ -417,7 +427,7 @@ class QueueState:
         for each in taken:
             message = self._open.get(each.offset)
             is_same = message is not None and message.delivery == each.delivery
-            if message is not None and is_same and message.at is At.LEASED:
+            if message is not None and is_same and message.state is MessageState.LEASED:
                 self._release(message)
 
     # -- settling
@@ -445,7 +455,7 @@ class QueueState:
                 if start != end:
                     self._note_done(start, end)
                     start = end
-                self.leases.tidy(left)
+                self.leases.drop_empty(left)
                 words.append(self.settle(worker, entry, now))
                 continue
             if offset != end:
@@ -453,7 +463,7 @@ class QueueState:
                     self._note_done(start, end)
                 start = offset
             end = Offset(offset + message.size_bytes)
-            lease.leave(message)
+            lease.remove(message)
             if not left or lease is not left[-1]:
                 left.append(lease)
             del messages[offset]
@@ -463,7 +473,7 @@ class QueueState:
             self._note_done(start, end)
         self.bound.count -= count
         self.done_count += count
-        self.leases.tidy(left)
+        self.leases.drop_empty(left)
         return words
 
     def _note_done(self, start: Offset, end: Offset) -> None:
@@ -487,14 +497,14 @@ class QueueState:
         message = self._open.get(entry.offset)
         if message is None:
             return Word.DONE if self.is_done(entry.offset) else Word.LOST
-        if message.at is At.DEAD:
+        if message.state is MessageState.DEAD:
             is_same = entry.delivery == message.delivery
             return (
                 Word.LATER
                 if is_same and entry.verb is not SettleVerb.ACK
                 else Word.LOST
             )
-        if message.at is At.HELD:
+        if message.state is MessageState.HELD:
             is_same = entry.delivery == message.delivery
             return Word.OK if is_same and entry.verb is SettleVerb.EXTEND else Word.LOST
         if not self._is_good(message, entry.delivery):
@@ -502,17 +512,17 @@ class QueueState:
         if entry.verb is not SettleVerb.ACK and not self._is_first(message):
             # It was given out before the group became ordered.
             return Word.LOST
-        is_over = message.at is not At.LEASED
+        is_over = message.state is not MessageState.LEASED
         if is_over and message.delivery == entry.delivery and entry.verb in _ENDED:
             return Word.OK  # settled before, or the lease has ended
         if message.delivery != entry.delivery:
             # A delivery of an earlier incarnation, whose count was not stored.
             message.delivery = entry.delivery
-            message.count += message.at is not At.LEASED
+            message.count += message.state is not MessageState.LEASED
         match entry.verb:
             case SettleVerb.ACK if is_held:
                 self._leave(message)
-                message.at, message.worker = At.HELD, worker
+                message.state, message.worker = MessageState.HELD, worker
                 self.held_count += 1
             case SettleVerb.ACK:
                 self._finish(message)
@@ -523,7 +533,7 @@ class QueueState:
             case SettleVerb.EXTEND:
                 self._lease(message, worker, now.mono_ms + entry.argument)
             case SettleVerb.REJECT:
-                self._give_up(message, f"rejected: {entry.text}")
+                self._dead_letter(message, f"rejected: {entry.text}")
         return Word.OK
 
     def _is_good(self, message: OpenMessage, delivery: int) -> bool:
@@ -532,14 +542,14 @@ class QueueState:
             return False
         if message.delivery == delivery:
             return True
-        life = delivery >> INCARNATION_SHIFT
-        if not self._first_life <= life < self.incarnation:
+        incarnation = delivery >> INCARNATION_SHIFT
+        if not self._first_incarnation <= incarnation < self.incarnation:
             return False
         return message.delivery < delivery
 
     def _nack(self, message: OpenMessage, delay_ms: int, now: Now) -> None:
         if message.count >= self.rules.deliveries_max:
-            self._give_up(message, f"deliveries: {message.count}")
+            self._dead_letter(message, f"deliveries: {message.count}")
             return
         if delay_ms == GROUP_DELAY:
             delay_ms = self.rules.retry_delay_ms(message.count)
@@ -571,7 +581,7 @@ class QueueState:
         rollback the message is leased to its worker again, for a full lease from now.
         """
         message = self._open.get(offset)
-        if message is None or message.at is not At.HELD:
+        if message is None or message.state is not MessageState.HELD:
             return  # retention deleted it
         if is_done:
             self._end_stored(message)
@@ -598,7 +608,7 @@ class QueueState:
         for message in ended:
             self._free_key(message)
 
-    def drain_letters(self) -> list[Letter]:
+    def drain_letters(self) -> list[DeadLetter]:
         """Return the dead letters to store that were added since the last call."""
         letters, self._letters = self._letters, []
         return letters
@@ -610,32 +620,32 @@ class QueueState:
         if self.reclaim is not None and self.reclaim.until_ms <= now.mono_ms:
             self.reclaim, self._reclaim_end, self._kept = None, Offset(0), frozenset()
             for message in self._open.values():
-                if message.at is At.READY:
+                if message.state is MessageState.READY:
                     self._queue(message)
         for lease in self.leases.take_due(now.mono_ms):
             for message in [*lease.messages]:
                 self.expired_count += 1
                 if message.count >= self.rules.deliveries_max:
-                    self._give_up(message, f"deliveries: {message.count}")
+                    self._dead_letter(message, f"deliveries: {message.count}")
                 else:
                     message.silent_count += 1
                     self._return(message, 0, now)
         for offset in self._delays.take_due(now.mono_ms):
             message = self._open[offset]
-            message.at = At.READY
+            message.state = MessageState.READY
             self._queue(message)
 
     # -- for a restart
 
-    def image(self, now: Now) -> QueueImage:
+    def snapshot(self, now: Now) -> QueueSnapshot:
         """Return the state to store; deliveries still open are not counted in it."""
         returned = dict(self._returned)
         for offset, message in self._open.items():
-            given = message.at in _GIVEN
+            given = message.state in _DELIVERED
             count, delivery = message.count - given, message.delivery - given
             due_s = self._delays.get(offset)
             due_ms = left_ms = 0
-            if message.at is At.DELAYED and due_s is not None:
+            if message.state is MessageState.DELAYED and due_s is not None:
                 left_ms = max(0, int(due_s) - now.mono_ms)
                 due_ms = now.wall_ms + left_ms
             if count > 0 or due_ms:
@@ -644,14 +654,14 @@ class QueueState:
                     offset, size, count, due_ms, delivery, left_ms
                 )
         done = DoneRanges(self._done.ranges())
-        return QueueImage(self.floor, done, returned, self.incarnation)
+        return QueueSnapshot(self.floor, done, returned, self.incarnation)
 
     def leased(self) -> list[Returned]:
         """Return the leased messages, which the next incarnation keeps for workers."""
         return [
             Returned(at, one.size_bytes, one.count - 1, KEPT_DUE_MS, one.delivery - 1)
             for at, one in self._open.items()
-            if one.at is At.LEASED
+            if one.state is MessageState.LEASED
         ]
 
     # -- changes of one message
@@ -687,11 +697,11 @@ class QueueState:
         self._unqueue(message)
         if message.lease is not None:
             lease = message.lease
-            lease.leave(message)
-            self.leases.tidy([lease])
-        elif message.at is At.DELAYED:
+            lease.remove(message)
+            self.leases.drop_empty([lease])
+        elif message.state is MessageState.DELAYED:
             self._delays.clear(message.offset)
-        elif message.at is At.HELD:
+        elif message.state is MessageState.HELD:
             self.held_count -= 1
 
     def _lease(self, message: OpenMessage, worker: str, end_ms: int) -> None:
@@ -709,10 +719,10 @@ class QueueState:
             )
         )
         if delay_ms:
-            message.at = At.DELAYED
+            message.state = MessageState.DELAYED
             self._delays.set(offset, now.mono_ms + delay_ms)
         else:
-            message.at = At.READY
+            message.state = MessageState.READY
             self._queue(message)
 
     def _release(self, message: OpenMessage) -> None:
@@ -721,19 +731,19 @@ class QueueState:
         message.count -= 1
         message.delivery = 0
         self._leave(message)
-        message.at = At.READY
+        message.state = MessageState.READY
         self._queue(message)
 
-    def _give_up(self, message: OpenMessage, cause: str) -> None:
+    def _dead_letter(self, message: OpenMessage, cause: str) -> None:
         """Stop giving out a message: make it a dead letter, or drop it."""
         if not self.rules.takes_letters:
             self.dropped_count += 1
             self._finish(message)
             return
         self._leave(message)
-        message.at = At.DEAD
+        message.state = MessageState.DEAD
         self._letters.append(
-            Letter(message.offset, message.size_bytes, message.count, cause)
+            DeadLetter(message.offset, message.size_bytes, message.count, cause)
         )
 
     def _finish(self, message: OpenMessage) -> None:
@@ -760,7 +770,7 @@ class QueueState:
 
     def _add_done(self, start: Offset, end: Offset) -> None:
         if start <= self.floor:
-            self._rise(max(self.floor, end))
+            self._raise_floor(max(self.floor, end))
         else:
             self._done.add(start, end)
 
@@ -772,8 +782,8 @@ class QueueState:
             del self._keys[message.key]
             return
         first = self._open.get(waiting[0])
-        if first is not None and first.at is At.READY:
+        if first is not None and first.state is MessageState.READY:
             self._queue(first)
 
-    def _rise(self, floor: Offset) -> None:
+    def _raise_floor(self, floor: Offset) -> None:
         self.floor = self._done.take_below(floor)

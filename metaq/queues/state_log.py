@@ -44,7 +44,7 @@ _HEAD: Final = Struct(">BBIIqI")
 _DONE: Final = Struct(">Bqq")
 _RETURNED: Final = Struct(">BqiHq")
 _DELIVERY: Final = Struct(">qI")
-_PLACE: Final = Struct(">iI")
+_PARTITION: Final = Struct(">iI")
 _LENGTH: Final = Struct(">H")
 KEPT_DUE_MS: Final = 2**53
 """`due` of a message that was leased at a clean shutdown."""
@@ -151,7 +151,7 @@ class DoneRanges:
 
 
 @dataclass(slots=True)
-class QueueImage:
+class QueueSnapshot:
     """Stored state of a queue."""
 
     floor: Offset
@@ -164,7 +164,7 @@ class QueueImage:
     """Number of the last incarnation; 0: none yet."""
     is_idle: bool = False
     """Whether the last shutdown was clean, so that leased messages are known."""
-    first_life: int = 1
+    first_incarnation: int = 1
     """Deliveries of earlier incarnations refer to other messages at the same offsets.
     Not stored."""
 
@@ -184,7 +184,7 @@ class QueueImage:
             for offset, each in self.returned.items()
             if offset + each.size_bytes <= end
         }
-        self.first_life = self.incarnation + 1
+        self.first_incarnation = self.incarnation + 1
 
     def apply(self, changes: Iterable[Change]) -> None:
         """Apply changes in order."""
@@ -193,9 +193,9 @@ class QueueImage:
                 self.returned[change.offset] = change
                 continue
             self.done.add(*change)
-        self.rise(self.floor)
+        self.raise_floor(self.floor)
 
-    def rise(self, floor: Offset) -> None:
+    def raise_floor(self, floor: Offset) -> None:
         """Raise the floor to an offset, and over done ranges that it reaches."""
         self.floor = self.done.take_below(max(floor, self.floor))
 
@@ -246,18 +246,22 @@ def encode_state(record: StateRecord) -> bytes:
             if delivery:
                 pieces.append(_DELIVERY.pack(delivery, left_ms))
     if record.name is not None:
-        pieces.append(_PLACE.pack(record.name.partition, record.name.generation))
+        pieces.append(_PARTITION.pack(record.name.partition, record.name.generation))
         for text in (record.name.topic, record.name.group):
             raw = text.encode()
             pieces += (_LENGTH.pack(len(raw)), raw)
     return b"".join(pieces)
 
 
-def snapshot_of(queue_id: int, name: QueueName, image: QueueImage) -> StateRecord:
+def snapshot_record(
+    queue_id: int, name: QueueName, snapshot: QueueSnapshot
+) -> StateRecord:
     """Return the snapshot record of a queue."""
-    entries: list[Change] = [*image.done.ranges(), *image.open_returned().values()]
+    entries: list[Change] = list(snapshot.done.ranges())
+    entries += snapshot.open_returned().values()
+    last = snapshot.incarnation
     return StateRecord(
-        StateKind.SNAPSHOT, queue_id, image.incarnation, image.floor, entries, name
+        StateKind.SNAPSHOT, queue_id, last, snapshot.floor, entries, name
     )
 
 
@@ -276,9 +280,9 @@ def decode_state(payload: bytes) -> StateRecord:
             name, position = _read_name(payload, position)
         is_sound = position == len(payload) and floor >= 0
     except (struct.error, ValueError) as error:
-        raise _nonsense(payload) from error
+        raise _invalid(payload) from error
     if not is_sound:
-        raise _nonsense(payload)
+        raise _invalid(payload)
     return StateRecord(
         StateKind(kind), queue_id, incarnation, Offset(floor), entries, name
     )
@@ -291,7 +295,7 @@ def _require_version(version: int) -> None:
         )
 
 
-def _nonsense(payload: bytes) -> CorruptRecordError:
+def _invalid(payload: bytes) -> CorruptRecordError:
     return CorruptRecordError(
         f"state of a queue: {len(payload)} bytes that make no sense"
     )
@@ -326,8 +330,8 @@ def _read_entries(
 
 
 def _read_name(payload: bytes, position: int) -> tuple[QueueName, int]:
-    partition, generation = _PLACE.unpack_from(payload, position)
-    position += _PLACE.size
+    partition, generation = _PARTITION.unpack_from(payload, position)
+    position += _PARTITION.size
     texts = list[str]()
     for _ in range(2):
         (length,) = _LENGTH.unpack_from(payload, position)
@@ -341,12 +345,12 @@ def _read_name(payload: bytes, position: int) -> tuple[QueueName, int]:
     return QueueName(group, topic, partition, generation), position
 
 
-class Images:
+class QueueSnapshots:
     """The queues of one partition of `__queues`, built from its records in order."""
 
     def __init__(self) -> None:
         """Start without queues."""
-        self.by_name: dict[QueueName, QueueImage] = {}
+        self.by_name: dict[QueueName, QueueSnapshot] = {}
         self.starts: dict[QueueName, Offset] = {}
         """Offset of the last snapshot of each queue, or of its first record."""
         self._ids: dict[QueueName, int] = {}
@@ -354,15 +358,15 @@ class Images:
         self._last_id = 0
         """Highest number used. Numbers are not reused, because a transaction may still
         append a record of a queue that was deleted."""
-        self._last_life = 0
+        self._last_incarnation = 0
         """Highest incarnation of a deleted queue; its messages may still be leased."""
 
-    def begin(self, name: QueueName, floor: Offset) -> QueueImage:
+    def begin(self, name: QueueName, floor: Offset) -> QueueSnapshot:
         """Add a new queue; deliveries of a deleted queue of that name are not valid."""
-        life = self._last_life
-        image = QueueImage(floor, incarnation=life, first_life=life + 1)
-        self.by_name[name] = image
-        return image
+        last = self._last_incarnation
+        snapshot = QueueSnapshot(floor, incarnation=last, first_incarnation=last + 1)
+        self.by_name[name] = snapshot
+        return snapshot
 
     def id_of(self, name: QueueName) -> int:
         """Return the number of a queue; assign one if it has none."""
@@ -374,9 +378,9 @@ class Images:
 
     def remove(self, name: QueueName) -> None:
         """Remove a queue."""
-        image = self.by_name.pop(name, None)
-        if image is not None:
-            self._last_life = max(self._last_life, image.incarnation)
+        snapshot = self.by_name.pop(name, None)
+        if snapshot is not None:
+            self._last_incarnation = max(self._last_incarnation, snapshot.incarnation)
         self._names.pop(self._ids.pop(name, 0), None)
         self.starts.pop(name, None)
 
@@ -404,13 +408,13 @@ class Images:
             self.remove(name)
             return name
         self._ids[name] = record.queue_id
-        image = self.by_name.get(name)
-        if image is None or record.kind is StateKind.SNAPSHOT:
+        snapshot = self.by_name.get(name)
+        if snapshot is None or record.kind is StateKind.SNAPSHOT:
             # A snapshot replaces all earlier records.
-            image = self.by_name[name] = QueueImage(record.floor)
+            snapshot = self.by_name[name] = QueueSnapshot(record.floor)
             self.starts[name] = offset
-        image.incarnation = record.incarnation
-        image.is_idle = record.kind is StateKind.CHANGES and not record.entries
-        image.apply(record.entries)
-        image.rise(record.floor)
+        snapshot.incarnation = record.incarnation
+        snapshot.is_idle = record.kind is StateKind.CHANGES and not record.entries
+        snapshot.apply(record.entries)
+        snapshot.raise_floor(record.floor)
         return name

@@ -50,7 +50,7 @@ class ClaimNode(FollowNode, Protocol):
     async def read(self) -> View:
         """Read ZooKeeper after a sync."""
 
-    async def forget_former_life(self) -> None:
+    async def forget_former_process(self) -> None:
         """Delete a `leader` node that an earlier process of this replica left."""
 
 
@@ -129,7 +129,7 @@ class Claims:
         if view.leader is not None:
             self._idle_s = now_s
             if view.leader.replica == own.id:
-                await self._node.forget_former_life()
+                await self._node.forget_former_process()
             return
         waited_ms = int(self.idle_s * 1000)
         delay_ms = claim_delay_ms(own.id, record, view.presences)
@@ -138,8 +138,8 @@ class Claims:
         nonce = self._draw(NONCE_BYTES)
         if claim(own, view, nonce, waited_ms=waited_ms) is not None:
             seen = await self._node.read()
-            moved = claim(self._node.replica, seen, nonce, waited_ms=waited_ms)
-            await self._node.take(moved)
+            transition = claim(self._node.replica, seen, nonce, waited_ms=waited_ms)
+            await self._node.apply(transition)
 
     def begin_merge(self, members: Collection[int], epoch: Epoch) -> None:
         """Start to merge what members have, under an epoch that was claimed."""
@@ -165,7 +165,7 @@ class Claims:
                 try:
                     async with asyncio.timeout(MERGE_TIMEOUT_S):
                         found = await self._merge_with(member, epoch)
-                    if not await self._take_note(member, found):
+                    if not await self._note_merged(member, found):
                         return
                     waiting.remove(member)
                 except (MetaqError, TimeoutError) as error:
@@ -175,15 +175,15 @@ class Claims:
                     causes[member] = cause
             await asyncio.sleep(ASK_AGAIN_S)
 
-    async def _take_note(self, member: int, found: Merged) -> bool:
+    async def _note_merged(self, member: int, found: Merged) -> bool:
         """Record a merged member; return False if the own copy lacks bytes."""
         async with self._node.lock:
             own = self._node.replica
             self._node.note_last_id(found.last_id)
-            if found.is_short:
-                await self._node.take(declare_incomplete(own))
+            if found.lacks_bytes:
+                await self._node.apply(declare_incomplete(own))
                 return False
-            self._node.take_note(merged(own, member))
+            self._node.set_replica(merged(own, member))
         self._node.wake()
         return True
 
@@ -198,10 +198,12 @@ class Claims:
     async def lead_if_merged(self, view: View) -> None:
         """Lead once enough members have replied; give up after `TERM_TRIES_S`."""
         own, waited_s = self._node.replica, self._clock.monotonic_s() - self._claimed_s
-        is_short = own.file.flag is Flag.INCOMPLETE
-        moved = None if is_short else lead(own, waited_ms=int(waited_s * 1000))
-        if await self._node.take(moved):
+        lacks_bytes = own.file.flag is Flag.INCOMPLETE
+        transition = None if lacks_bytes else lead(own, waited_ms=int(waited_s * 1000))
+        if await self._node.apply(transition):
             return
-        if is_short or waited_s > TERM_TRIES_S:
+        if lacks_bytes or waited_s > TERM_TRIES_S:
             self.wait(LAST_IN_RANK_S)
-            await self._node.take(give_up(own, view.presences, is_short=is_short))
+            await self._node.apply(
+                give_up(own, view.presences, lacks_bytes=lacks_bytes)
+            )

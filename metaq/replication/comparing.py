@@ -16,7 +16,7 @@ from typing import Final
 from metaq.clock import Clock
 from metaq.errors import MetaqError
 from metaq.model import BrokerAddress, LogId, Offset
-from metaq.replication.epochs import CopyFacts, parting_point
+from metaq.replication.epochs import CopyFacts, divergence_point
 from metaq.replication.follow_task import connected
 from metaq.replication.following import ask
 from metaq.replication.messages import SUM, SumReply, SumRequest
@@ -49,7 +49,7 @@ async def answer_sum(
     if log is None or not tables.is_living(number) or asked.start >= asked.end:
         return unknown
     own = facts_of(log, tables)
-    if asked.start < own.start or asked.end > parting_point(own, asked.copy):
+    if asked.start < own.start or asked.end > divergence_point(own, asked.copy):
         return unknown
     checksum = await _checksum(log, asked.start, asked.end)
     if checksum is None:

@@ -18,7 +18,7 @@ members with later promises may be among the absent.
 Invariants:
 
 * a replica that is `incomplete` never claims, and its reply does not count;
-* merging truncates at the parting point, never below the own high watermark;
+* merging truncates at the divergence point, never below the own high watermark;
 * the high watermark of a new leader is the highest that it learned of: all are true.
 """
 
@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from metaq.model import Offset
-from metaq.replication.epochs import CopyFacts, parting_point
+from metaq.replication.epochs import CopyFacts, divergence_point
 from metaq.replication.record import NO_REPLICA, SetRecord
 
 CLAIM_WAIT_MS: Final = 10_000
@@ -198,8 +198,8 @@ def begin_merge(record: SetRecord, claimer: int) -> Merge:
 def tail_from(own: CopyFacts, other: CopyFacts) -> Offset | None:
     """Return the offset from which the claimer takes over another member's copy.
 
-    None if its own copy has as much. A parting point below the own high watermark would
-    contradict the invariants of the set: then it also takes nothing, and
+    None if its own copy has as much. A divergence point below the own high watermark
+    would contradict the invariants of the set: then it also takes nothing, and
     `merged_watermark` shows what is missing.
     """
     if other.rank <= own.rank:
@@ -207,7 +207,7 @@ def tail_from(own: CopyFacts, other: CopyFacts) -> Offset | None:
     if other.number != own.number:
         # It is from a later leader, or unknown here, and not committed.
         return other.start if own.hw <= own.start else None
-    point = parting_point(own, other)
+    point = divergence_point(own, other)
     return point if point >= own.hw else None
 
 

@@ -36,7 +36,7 @@ ENTRIES: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Born:
+class LogCreated:
     """A log was created, or created again, with this number."""
 
     number: int
@@ -48,7 +48,7 @@ class Born:
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class EpochBegun:
     """An epoch began in a log."""
 
     number: int
@@ -57,7 +57,7 @@ class Begun:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class TableCut:
     """Epochs of a log that begin at or after this offset are dropped."""
 
     number: int
@@ -65,20 +65,20 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True)
-class Gone:
+class LogDeleted:
     """A log was deleted."""
 
     number: int
 
 
-Entry: TypeAlias = Born | Begun | Cut | Gone
+Entry: TypeAlias = LogCreated | EpochBegun | TableCut | LogDeleted
 
 
 @dataclass(slots=True)
 class EpochJournal:
     """Contents of a journal. Owned by the caller."""
 
-    births: dict[int, Born] = field(default_factory=dict)
+    logs: dict[int, LogCreated] = field(default_factory=dict)
     """Number → entry of each existing log."""
     tables: dict[int, EpochTable] = field(default_factory=dict)
     """Number → epochs of each existing log."""
@@ -90,18 +90,18 @@ class EpochJournal:
         for entry in entries:
             number = entry.number
             match entry:
-                case Born():
-                    self.births[number] = entry
+                case LogCreated():
+                    self.logs[number] = entry
                     self.tables[number] = (EpochStart(entry.epoch, entry.start),)
                     self.gone.pop(number, None)
-                case Gone():
-                    birth = self.births.pop(number, None)
+                case LogDeleted():
+                    created = self.logs.pop(number, None)
                     self.tables.pop(number, None)
-                    self.gone.setdefault(number, birth.log_id if birth else None)
-                case Begun() if number in self.births:
+                    self.gone.setdefault(number, created.log_id if created else None)
+                case EpochBegun() if number in self.logs:
                     table = self.tables[number]
                     self.tables[number] = begin_epoch(table, entry.epoch, entry.start)
-                case Cut() if number in self.births:
+                case TableCut() if number in self.logs:
                     table = self.tables[number]
                     self.tables[number] = tuple(
                         each for each in table if each.start < entry.offset
@@ -109,16 +109,18 @@ class EpochJournal:
 
     def entries(self) -> Iterator[Entry]:
         """Yield the fewest entries that give the same contents."""
-        yield from map(Gone, self.gone)
-        yield from self.births.values()
+        yield from map(LogDeleted, self.gone)
+        yield from self.logs.values()
         begun = []
-        for number, birth in self.births.items():
+        for number, created in self.logs.items():
             table = self.tables[number]
-            if table[:1] == (EpochStart(birth.epoch, birth.start),):
+            if table[:1] == (EpochStart(created.epoch, created.start),):
                 table = table[1:]
             else:
-                yield Cut(number, birth.start)
-            begun += [(index, Begun(number, *each)) for index, each in enumerate(table)]
+                yield TableCut(number, created.start)
+            begun += [
+                (index, EpochBegun(number, *each)) for index, each in enumerate(table)
+            ]
         # Group the entries by epoch, because an epoch begins in many logs.
         begun.sort(key=lambda each: (each[0], each[1].epoch))
         for _, entry in begun:
@@ -133,24 +135,24 @@ def encode_entries(entries: Iterable[Entry]) -> bytes:
     found: list[object] = []
     for epoch, group in groupby(entries, _epoch_of_begun):
         if epoch is not None:
-            begun = [each for each in group if isinstance(each, Begun)]
+            begun = [each for each in group if isinstance(each, EpochBegun)]
             places = [(each.number, each.start) for each in begun]
             found.append(("begun", *epoch, places))
             continue
         for entry in group:
             match entry:
-                case Born(number, log_id, start, born):
+                case LogCreated(number, log_id, start, born):
                     place = number, log_id.topic, log_id.partition, start
                     found.append(("born", *place, *born))
-                case Cut(number, offset):
+                case TableCut(number, offset):
                     found.append(("cut", number, offset))
-                case Gone(number):
+                case LogDeleted(number):
                     found.append(("gone", number))
     return json.dumps(found, separators=(",", ":")).encode()
 
 
 def _epoch_of_begun(entry: Entry) -> Epoch | None:
-    return entry.epoch if isinstance(entry, Begun) else None
+    return entry.epoch if isinstance(entry, EpochBegun) else None
 
 
 def decode_entries(body: bytes) -> list[Entry]:
@@ -172,14 +174,14 @@ def _decode(kind: str, *fields: Any) -> Iterator[Entry]:
     match kind, *fields:
         case "born", int(number), str(topic), int(partition), int(start), *epoch:
             log_id = LogId(topic, partition)
-            yield Born(number, log_id, Offset(start), _epoch(*epoch))
+            yield LogCreated(number, log_id, Offset(start), _epoch(*epoch))
         case "begun", epoch, nonce, places:
             for number, start in places:
-                yield Begun(int(number), _epoch(epoch, nonce), Offset(int(start)))
+                yield EpochBegun(int(number), _epoch(epoch, nonce), Offset(int(start)))
         case "cut", int(number), int(offset):
-            yield Cut(number, Offset(offset))
+            yield TableCut(number, Offset(offset))
         case "gone", int(number):
-            yield Gone(number)
+            yield LogDeleted(number)
         case _:
             raise ValueError(f"entry {kind!r:.80} is not known")
 

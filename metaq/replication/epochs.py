@@ -12,8 +12,8 @@ are equal:
 Invariants, for logs with the same number:
 
 * an epoch and an offset identify the same byte on every replica, for ever;
-* a copy is truncated only at the parting point, and never below a high watermark that
-  it knows, except in a forced set;
+* a copy is truncated only at the divergence point, and never below a high watermark
+  that it knows, except in a forced set;
 * an entry is synced before the first byte of its epoch.
 """
 
@@ -102,7 +102,7 @@ def entries_within(
     return tuple(kept)
 
 
-def parting_point(one: CopyFacts, other: CopyFacts) -> Offset:
+def divergence_point(one: CopyFacts, other: CopyFacts) -> Offset:
     """Return the offset up to which two copies are known to be equal.
 
     It is the smaller end of the last common entry; without a common entry, the greater
@@ -131,7 +131,7 @@ def adopt_table(own: EpochTable, other: CopyFacts, point: Offset) -> EpochTable:
     Args:
         own: entries of the copy.
         other: the copy that it continues.
-        point: where it is truncated: the parting point, or the other's log start.
+        point: where it is truncated: the divergence point, or the other's log start.
     """
     kept = [entry for entry in own if entry.start < point]
     for entry in entries_within(other.table, point, other.end):

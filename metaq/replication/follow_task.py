@@ -8,7 +8,6 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Any, Final, Protocol
 
 from metaq.clock import Clock
@@ -22,9 +21,9 @@ from metaq.replication.following import Follower
 from metaq.replication.joins import refuse
 from metaq.replication.progress import JoinAnswer
 from metaq.replication.replica import (
-    Moved,
     Replica,
     ReplicaRole,
+    Transition,
     caught_up,
     declare_incomplete,
     joined,
@@ -85,10 +84,10 @@ class FollowNode(Protocol):
     def token(self) -> str:
         """Return the token in its node `present/K`."""
 
-    async def take(self, moved: Moved | None) -> bool:
+    async def apply(self, transition: Transition | None) -> bool:
         """Apply a step of the core, and carry out its actions; False for None."""
 
-    def take_note(self, replica: Replica) -> None:
+    def set_replica(self, replica: Replica) -> None:
         """Replace the state by one that needs no action."""
 
     def wake(self) -> None:
@@ -199,24 +198,20 @@ class FollowTask:
         async with self._node.lock:
             # The actions would end this stream, which ends anyway.
             frozen, _actions = refuse(self.replica, log_id, own, answer)
-            self._node.take_note(frozen)
+            self._node.set_replica(frozen)
         _log.error("replica %d is frozen: %s", frozen.id, frozen.reason)
 
     async def on_joined(self, epoch: Epoch) -> None:
         """Called when all truncations and tables of a join are on disk."""
         async with self._node.lock:
-            await self._node.take(joined(self.replica, epoch))
+            await self._node.apply(joined(self.replica, epoch))
 
     async def on_caught_up(self) -> None:
-        """Called when all logs have reached their targets, to clear the flag."""
+        """Called when all logs have reached their targets: the copy is complete."""
         async with self._node.lock:
-            await self._node.take(caught_up(self.replica))
+            await self._node.apply(caught_up(self.replica))
         self._node.wake()
         self._store.remove_aside()
-
-    def on_sure(self) -> None:
-        """Called when all logs have reached their targets and there was no flag."""
-        self._node.take_note(replace(self.replica, is_sure=True))
 
     async def on_lost(self) -> None:
         """Called when the leader knows of promised bytes that this replica lacks."""
@@ -224,7 +219,7 @@ class FollowTask:
             # The other action would end this stream, which has ended.
             incomplete, _actions = declare_incomplete(self.replica)
             await self._store.save(incomplete.file)
-            self._node.take_note(incomplete)
+            self._node.set_replica(incomplete)
         self._node.wake()
 
     def note_last_id(self, last_id: MessageId) -> None:

@@ -1,6 +1,6 @@
 """A follower's stream: join, then pull, append, sync and acknowledge, until it ends.
 
-    join     facts of the own copies ->   parting points of all logs
+    join     facts of the own copies ->   divergence points of all logs
              asides, truncations, tables, the `set` file: only then a high watermark
     pull     synced ends             ->   data: chunks, high watermarks, new logs
 
@@ -16,8 +16,8 @@ Invariants:
 * nothing is truncated before every log is known to part at or above its high watermark;
 * a log is deleted because its number is gone, never because the leader lacks it;
 * no high watermark of the leader is used before all truncations and tables are durable;
-* an acknowledgement reports synced bytes; the one that completes the targets of a flag
-  is sent after the flag is cleared.
+* an acknowledgement reports synced bytes; the one that completes the targets is sent
+  after it is saved that the copy is complete.
 """
 
 import asyncio
@@ -95,10 +95,7 @@ class FollowerOwner(Protocol):
         """Called when all truncations and tables are durable; returns when saved."""
 
     async def on_caught_up(self) -> None:
-        """Called when all logs have reached a flag's targets; returns when saved."""
-
-    def on_sure(self) -> None:
-        """Called when all logs have reached their targets and there was no flag."""
+        """Called when all logs have reached their targets; returns when saved."""
 
     async def on_lost(self) -> None:
         """Called when the copy lacks promised bytes: `declare_incomplete`."""
@@ -156,7 +153,6 @@ class Follower:
         self._acks: dict[int, Offset] = {}
         self._targets: dict[int, Offset] = {}
         """Log number → offset that it must reach before the replica is complete."""
-        self._is_unsure = False
         self._held_pulls = 0
         self._inbox: deque[Data] = deque()
         self._wake = asyncio.Event()
@@ -275,7 +271,6 @@ class Follower:
             copy = answers[log_id].copy
             adopted[copy.number] = _with_epoch(plan.table, copy)
         await self._tables.adopt(adopted)
-        self._is_unsure = not self._owner.replica.is_sure
         await self._owner.on_joined(self._epoch)
         for log_id, answer in answers.items():
             self._go_on(logs[log_id], answer)
@@ -285,10 +280,10 @@ class Follower:
         number = answer.copy.number
         self._by_number[number] = log
         self._acks[number] = log.synced_end
-        log.settle(answer.target)
+        log.set_settled_from(answer.target)
         log.set_bound(answer.copy.hw)
         log.leader_start = answer.copy.start
-        if self._is_unsure and log.synced_end < answer.target:
+        if not self._owner.replica.is_sure and log.synced_end < answer.target:
             self._targets[number] = answer.target
 
     async def _set_aside(self, log_ids: Collection[LogId]) -> None:
@@ -311,7 +306,6 @@ class Follower:
                 raise self._error
             if self._held_pulls:
                 await self._owner.on_caught_up()
-                self._is_unsure = False
                 held, self._held_pulls = self._held_pulls, 0
                 for _ in range(held):
                     self._pull_next()
@@ -320,15 +314,12 @@ class Follower:
         """Send the next pull, with all acknowledgements; the hot call."""
         if self._error is not None:
             return
-        if self._is_unsure and not self._targets:
-            if self._owner.replica.file.flag:
-                # It is complete once that is saved, and acknowledges afterwards.
-                self._held_pulls += 1
-                self._wake.set()
-                return
-            self._is_unsure = False
-            self._owner.on_sure()
         replica = self._owner.replica
+        if not replica.is_sure and not self._targets:
+            # It is complete once that is saved, and acknowledges afterwards.
+            self._held_pulls += 1
+            self._wake.set()
+            return
         pull = Pull(
             self._epoch,
             replica.id,
@@ -354,7 +345,7 @@ class Follower:
         try:
             data = decode_data(payload_of(reply))
             self._check(data)
-            if self._inbox or data.births or data.gone:
+            if self._inbox or data.new_logs or data.gone:
                 self._inbox.append(data)
                 self._wake.set()
             else:
@@ -368,10 +359,10 @@ class Follower:
         gone = [by_number.pop(number) for number in data.gone if number in by_number]
         await self._tables.bury(data.gone)
         await self._set_aside([each.log_id for each in gone])
-        births = {each.log_id: each.answer for each in data.births}
-        begun = {each: _whole(answer.copy) for each, answer in births.items()}
+        answers = {each.log_id: each.answer for each in data.new_logs}
+        begun = {each: _whole(answer.copy) for each, answer in answers.items()}
         await begin_logs(self._logs, self._tables, self._owner.make_log, begun)
-        for log_id, answer in births.items():
+        for log_id, answer in answers.items():
             self._go_on(self._logs.logs()[log_id], answer)
         self._check(data)
         self._apply(data)

@@ -15,7 +15,7 @@ from metaq.replication.election import Flag
 from metaq.replication.epochs import CopyFacts, EpochTable, adopt_table
 from metaq.replication.progress import JoinAnswer
 from metaq.replication.record import ReplicaSetError, SetRecord
-from metaq.replication.replica import Moved, Replica, freeze
+from metaq.replication.replica import Replica, Transition, freeze
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ def plan_log(replica: Replica, own: CopyFacts, answer: JoinAnswer) -> LogPlan | 
 
 def refuse(
     replica: Replica, log_id: object, own: CopyFacts, answer: JoinAnswer
-) -> Moved:
+) -> Transition:
     """Return the replica frozen, because a leader's log contradicts its own."""
     reason = (
         f"partition {log_id}: expected equal bytes up to {own.hw}, got {answer.point}:"

@@ -120,7 +120,6 @@ class _Follower:
     replica: int
     owner: object
     """Connection of the follower."""
-    revision: int
     sent: dict[int, Offset] = field(default_factory=dict)
     ready: dict[int, None] = field(default_factory=dict)
     cold: dict[int, None] = field(default_factory=dict)
@@ -130,7 +129,7 @@ class _Follower:
     missing: set[int] = field(default_factory=set)
     lacking: dict[int, tuple[Offset, float]] = field(default_factory=dict)
     """Log number → end of the oldest missing bytes, and since when; oldest first."""
-    births: list[LogAnswer] = field(default_factory=list)
+    new_logs: list[LogAnswer] = field(default_factory=list)
     gone: list[int] = field(default_factory=list)
     pulls: deque[tuple[Pull, Answer]] = field(default_factory=deque)
     loaded: list[Chunk] = field(default_factory=list)
@@ -143,7 +142,7 @@ class _Follower:
     def has_more(self) -> bool:
         """Whether there is something to send; if not, a pull waits."""
         has_bytes = self.ready or self.cold or self.loaded
-        return bool(has_bytes or self.marks or self.births or self.gone)
+        return bool(has_bytes or self.marks or self.new_logs or self.gone)
 
     def forget(self, number: int) -> None:
         """Drop a deleted log."""
@@ -151,7 +150,9 @@ class _Follower:
             each.pop(number, None)
         self.missing.discard(number)
         self.damaged.discard(number)
-        self.births = [b for b in self.births if b.answer.copy.number != number]
+        self.new_logs = [
+            new for new in self.new_logs if new.answer.copy.number != number
+        ]
         self.loaded = [chunk for chunk in self.loaded if chunk.number != number]
 
 
@@ -217,9 +218,9 @@ class LeadingStreams:
         self._lead(log)
         assert log.number is not None
         progress, copy = self._progress[log.number], facts_of(log, self._tables)
-        birth = LogAnswer(log.log_id, answer_join(progress, copy, None))
+        new = LogAnswer(log.log_id, answer_join(progress, copy, None))
         for each in self._followers.values():
-            each.births.append(birth)
+            each.new_logs.append(new)
             each.sent[log.number] = copy.start
             each.missing.add(log.number)
         self._flush_soon()
@@ -321,7 +322,7 @@ class LeadingStreams:
         # The copies of a replica that lost bytes are moved aside, so they do not count.
         is_nothing = request.flag is Flag.INCOMPLETE
         copies = {} if is_nothing else {e.copy.number: e.copy for e in request.logs}
-        follower = _Follower(replica, owner, request.revision)
+        follower = _Follower(replica, owner)
         answers: dict[int, LogAnswer] = {}
         is_lost = False
         while left := [n for n in self._by_number if n not in answers]:
@@ -381,11 +382,10 @@ class LeadingStreams:
             return
         self._contacts[pull.replica] = self._now_s, True
         follower.pulls.append((pull, answer))
-        if pull.revision != follower.revision:
-            follower.revision = pull.revision
+        if (pull.replica, pull.revision) not in self._term.saved:
             self._owner.on_saved(pull.replica, pull.revision)
         if follower.has_left:
-            self._look_again(follower)
+            self._recheck(follower)
         for number, end in pull.acks:
             if number in self._by_number and end > follower.sent[number]:
                 follower.pulls.pop()
@@ -439,7 +439,7 @@ class LeadingStreams:
         follower = self._followers.get(replica)
         return follower is not None and not follower.missing and not follower.has_left
 
-    def _look_again(self, follower: _Follower) -> None:
+    def _recheck(self, follower: _Follower) -> None:
         """Wait again, in logs where it has all bytes, for a follower that had left."""
         follower.has_left = False
         for number, progress in tuple(self._progress.items()):
@@ -510,7 +510,7 @@ class LeadingStreams:
         """Reply to one pull if there is data or `is_due`; return whether it did."""
         pull, answer = follower.pulls[0]
         chunks = self._gather(follower, pull.credit_bytes)
-        has_data = chunks or follower.births or follower.gone
+        has_data = chunks or follower.new_logs or follower.gone
         if not (has_data or is_due):
             return False
         follower.pulls.popleft()
@@ -519,11 +519,11 @@ class LeadingStreams:
             self._term.epoch,
             tuple((n, log.high_watermark, log.log_start_offset) for n, log in logs),
             tuple(chunks),
-            tuple(follower.births),
+            tuple(follower.new_logs),
             tuple(follower.gone),
         )
         follower.marks.clear()
-        follower.births.clear()
+        follower.new_logs.clear()
         follower.gone.clear()
         follower.sent_s = self._now_s
         if self._encoded is None or self._encoded[0] != data:
@@ -617,7 +617,7 @@ class LeadingStreams:
             self._now_s += min(TICK_S_MAX, max(0.0, now_s - self._ticked_s))
         self._ticked_s = now_s
         for each in tuple(self._followers.values()):
-            self._look_at_mended(each)
+            self._recheck_mended(each)
             is_due = each.marks or self._now_s - each.sent_s >= IDLE_S
             if each.pulls and is_due:
                 self._send(each, is_due=True)
@@ -625,7 +625,7 @@ class LeadingStreams:
             if not is_waited and self._is_stalled(each.replica):
                 self._leave(each.replica)
 
-    def _look_at_mended(self, follower: _Follower) -> None:
+    def _recheck_mended(self, follower: _Follower) -> None:
         """Send the logs that were repaired since their bytes could not be read."""
         for number in tuple(follower.damaged):
             offset, damage = follower.sent[number], self._by_number[number].damage

@@ -12,7 +12,7 @@ No leader is needed. If the range is damaged on all replicas, a majority may sti
 in each bit, and the own index shows whether the result is right. If not, the range is
 lost: from then on, gets report the damage. If some replicas are absent, the range is
 asked for again. Damage without an end is not a range: such a log lacks bytes, and so
-does its replica (`lack`).
+does its replica (`missing`).
 """
 
 import asyncio
@@ -30,7 +30,12 @@ from metaq.replication.election import Flag, unflagged
 from metaq.replication.follow_task import connected
 from metaq.replication.following import ask
 from metaq.replication.messages import TAIL, TailRequest
-from metaq.replication.replica import Moved, Replica, ReplicaRole, declare_incomplete
+from metaq.replication.replica import (
+    Replica,
+    ReplicaRole,
+    Transition,
+    declare_incomplete,
+)
 from metaq.replication.serving import CHUNK_BYTES_MAX, facts_of, read_unchecked
 from metaq.replication.set_nodes import SetView
 from metaq.replication.store import ReplicaStore
@@ -41,7 +46,7 @@ from metaq.storage.segment import Damage
 
 _log = logging.getLogger(__name__)
 
-LOOK_S: Final = 0.5
+CHECK_S: Final = 0.5
 """Interval of checks of all logs while one is or may be damaged, in seconds."""
 VOTES: Final = 3
 """Number of copies that are compared if none is good."""
@@ -99,10 +104,10 @@ class Mender:
         """Comparison of the own copies with those of others."""
         self._turn = 0
         self._due = asyncio.Event()
-        self._looked_s = clock.monotonic_s()
+        self._checked_s = clock.monotonic_s()
         self.damaged_count = 0
         """Number of damaged ranges at the last check."""
-        self.lack = ""
+        self.missing = ""
         """Reason why bytes outside of damaged ranges are missing; "" if none are."""
         self.mended_count = 0
         """Number of ranges repaired since the start."""
@@ -120,17 +125,17 @@ class Mender:
                 compared_s = self._clock.monotonic_s()
             damaged = [log for log in self._store.logs.logs().values() if log.damage]
             self.damaged_count = sum(len(log.damage) for log in damaged)
-            self.lack = next(filter(None, map(_lack_of, damaged)), "")
+            self.missing = next(filter(None, map(_missing_of, damaged)), "")
             for log in damaged:
                 if self._may_mend:
                     await self._mend_log(log)
             if not damaged:
                 self._not_before_s.clear()
                 self._written.clear()
-            self._looked_s = self._clock.monotonic_s()
+            self._checked_s = self._clock.monotonic_s()
             self._due.clear()
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Start a check of all logs if one may be damaged; called by the node.
 
         Otherwise the check waits for the next comparison, because there may be
@@ -138,8 +143,8 @@ class Mender:
         """
         directories = self._store.logs.directories()
         is_new = any(each.is_damage_new for each in directories)
-        pause_s = LOOK_S if is_new or self.damaged_count else COMPARE_S
-        if self._clock.monotonic_s() - self._looked_s >= pause_s:
+        pause_s = CHECK_S if is_new or self.damaged_count else COMPARE_S
+        if self._clock.monotonic_s() - self._checked_s >= pause_s:
             self._due.set()
 
     async def _compare(self) -> None:
@@ -157,16 +162,16 @@ class Mender:
             other = there[self._turn % len(there)]
             await self.comparison.compare(log, segment, other, set_id, copy)
 
-    def note_lack(self) -> Moved | None:
+    def note_missing(self) -> Transition | None:
         """Return the step to join again with nothing if this replica lacks bytes.
 
         That is, bytes that are not in a damaged range; a leader gives up first.
         """
         own = self._node.replica
         joins = own.role in {ReplicaRole.IDLE, ReplicaRole.FOLLOWING}
-        if not self.lack or not joins or own.file.flag is Flag.INCOMPLETE:
+        if not self.missing or not joins or own.file.flag is Flag.INCOMPLETE:
             return None
-        _log.error("replica %d lacks bytes: %s", own.id, self.lack)
+        _log.error("replica %d lacks bytes: %s", own.id, self.missing)
         return declare_incomplete(own)
 
     @property
@@ -356,7 +361,7 @@ def _ranges(damage: Iterable[Damage]) -> set[Damage]:
     return {each for each in damage if not each.is_empty}
 
 
-def _lack_of(log: PartitionLog) -> str:
+def _missing_of(log: PartitionLog) -> str:
     """Return the reason why a log lacks bytes without an end; "" for a range."""
     end = log.damage[-1].next_good_offset
     is_open = log.state is LogState.STOPPED and (end is None or end > log.synced_end)

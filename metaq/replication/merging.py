@@ -1,7 +1,7 @@
 """Merge of members into a claimer's logs: it takes the bytes that it lacks itself.
 
     tables   facts of the member's copies; from then on it follows no older epoch
-    cuts     truncates, at its parting point, each log of which the member has more
+    cuts     truncates, at its divergence point, each log of which the member has more
     epochs   tables of these logs, in one sync, before the first byte after the points
     tail     bytes from the points on, log by log
 
@@ -53,7 +53,7 @@ class Merged:
 
     last_id: MessageId
     """Greatest id known to the member."""
-    is_short: bool
+    lacks_bytes: bool
     """Whether acknowledged bytes are missing: a high watermark is above the end."""
 
 
@@ -178,13 +178,13 @@ class Merging:
 
     def _raise_watermarks(self, reply: TablesReply) -> bool:
         """Raise the high watermarks; return whether one is above the own end."""
-        is_short = False
+        lacks_bytes = False
         by_number = {each.number: each for each in self._logs.logs().values()}
         for each in reply.copies:
             log = by_number.get(each.copy.number)
             if log is None:
                 continue
             hw = merged_watermark(facts_of(log, self._tables), [each.copy.hw])
-            is_short |= hw > log.synced_end
+            lacks_bytes |= hw > log.synced_end
             log.set_bound(min(hw, log.synced_end))
-        return is_short
+        return lacks_bytes

@@ -200,7 +200,7 @@ class Data:
     marks: tuple[tuple[LogNumber, Offset, Offset], ...] = ()
     """Number, high watermark and log start of each log where one of these moved."""
     chunks: tuple[Chunk, ...] = ()
-    births: tuple[LogAnswer, ...] = ()
+    new_logs: tuple[LogAnswer, ...] = ()
     """Logs created by the leader since the last message."""
     gone: tuple[LogNumber, ...] = ()
     """Numbers of logs that it has deleted since the last message."""
@@ -287,7 +287,7 @@ class _ChunkRow(NamedTuple):
 
 
 class _Rest(NamedTuple):
-    """Rare parts of data."""
+    """Rare parts of data, `births` being the new logs: names on the wire."""
 
     births: tuple[LogAnswer, ...] = ()
     gone: tuple[LogNumber, ...] = ()
@@ -467,11 +467,11 @@ def encode_data(data: Data) -> bytes:
     """Return the payload of data."""
     (number, nonce), (rows, bodies) = data.epoch, _apart(data.chunks)
     text = nonce.encode()
-    rest = _Rest(data.births, data.gone)
+    rest = _Rest(data.new_logs, data.gone)
     parts = [_DATA.pack(number, len(data.marks), len(rows), len(text)), text]
     parts += [_MARK.pack(*each) for each in data.marks]
     parts += [_ROW.pack(*each) for each in rows]
-    if data.births or data.gone:
+    if data.new_logs or data.gone:
         parts.append(to_json(rest))
     return _sealed(b"dat1", b"".join(parts), bodies)
 

@@ -52,25 +52,25 @@ from metaq.replication.record import NO_REPLICA, Change, Purpose, ReplicaSetErro
 from metaq.replication.replica import (
     STEP_DOWN,
     TERM_ROLES,
-    Act,
     Action,
     AskTables,
     BeginEpoch,
+    DirectoryFindings,
     Join,
-    Moved,
-    Proofs,
     Propose,
     Replica,
     ReplicaRole,
     SaveHoldings,
     SaveSet,
     SetFile,
+    SimpleAction,
+    Transition,
     View,
     drain,
     give_up,
     lead_on,
     leave_sure,
-    on_landed,
+    on_applied,
     on_view,
     promise,
     renew,
@@ -84,7 +84,7 @@ from metaq.replication.set_nodes import (
     SetNodes,
     SetView,
     Shown,
-    require_former_life,
+    require_former_process,
     token_of,
 )
 from metaq.replication.store import ReplicaStore, StartFacts
@@ -97,11 +97,11 @@ from metaq.zk.session import SessionState
 
 _log = logging.getLogger(__name__)
 
-LOOK_S: Final = 0.25
+CHECK_S: Final = 0.25
 """Longest interval of checks by time: idle followers, lags, waiting puts; seconds."""
-LOOKS: Final = 12
+CHECKS_PER_LAG: Final = 12
 """Minimum number of such checks within the lag time."""
-CLAIM_LOOK_S: Final = 0.05
+CLAIM_CHECK_S: Final = 0.05
 """Interval of checks while no leader is known; separates claims; in seconds."""
 READ_INTERVAL_S: Final = 5.0
 """Interval of reads of ZooKeeper while no watch fires, in seconds."""
@@ -119,7 +119,7 @@ NO_PART: Final = frozenset({ReplicaRole.STARTING, ReplicaRole.FROZEN})
 """Roles in which the own directories are not written."""
 
 
-class Served(Protocol):
+class ReplicaHost(Protocol):
     """Interface of the broker around a replica."""
 
     @property
@@ -138,7 +138,7 @@ class Served(Protocol):
     def end_term(self) -> None:
         """Withdraw the registration for clients."""
 
-    def on_look(self) -> None:
+    def on_check(self) -> None:
         """Note that this process runs; called at least twice a second."""
 
 
@@ -153,7 +153,7 @@ class ReplicaNode(Service):
         fs: FileSystem,
         logs: LogManager,
         facts: StartFacts,
-        served: Served,
+        host: ReplicaHost,
     ) -> None:
         """Create a replica whose logs are open and follow.
 
@@ -164,7 +164,7 @@ class ReplicaNode(Service):
             fs: the disk.
             logs: opened with the numbers of the tables in `facts`.
             facts: facts from the start.
-            served: the broker.
+            host: the broker.
         """
         assert config.replication is not None, "a member of a set"
         super().__init__("replica", stop_timeout_s=5.0)
@@ -179,7 +179,7 @@ class ReplicaNode(Service):
         path = Path(config.system.data_path)
         self._store = ReplicaStore(fs, path, logs, facts.tables, clock=clock)
         self._facts = facts
-        self._served = served
+        self._host = host
         self.token: Final = token_of(fs, secrets.token_hex(16))
         """Random text of this process in `present/K`, which a leader compares."""
         self.lock: Final = asyncio.Lock()
@@ -220,7 +220,8 @@ class ReplicaNode(Service):
     @property
     def epoch(self) -> int:
         """Return the number of its epoch as a leader; 0 if it does not lead."""
-        return 0 if self._term is None else self.replica.epoch.number
+        led = None if self._term is None else self.replica.term
+        return 0 if led is None else led.epoch.number
 
     async def on_start(self) -> None:
         """Start to take part; a directory without a `set` file must be new.
@@ -232,7 +233,7 @@ class ReplicaNode(Service):
         self._store.begin()
         self.on_way_down("writer", self._store.end)
         self.on_way_down("streams", self._end_streams)
-        self._served.refuse_puts(self.refusal())
+        self._host.refuse_puts(self.refusal())
         file = self._facts.file
         if file is None:
             await self._check_newcomer()
@@ -265,14 +266,14 @@ class ReplicaNode(Service):
 
     async def _tick(self) -> None:
         """Check what is due by time, several times a second."""
-        look_s = max(CLAIM_LOOK_S, min(LOOK_S, self._lag_s / LOOKS))
+        check_s = max(CLAIM_CHECK_S, min(CHECK_S, self._lag_s / CHECKS_PER_LAG))
         while True:
-            self._look()
+            self._check()
             self._is_due.set()
             own = self._replica
             is_settled = own is not None and own.role in SETTLED
             self._has_moved.clear()
-            await wait_set(self._has_moved, look_s if is_settled else CLAIM_LOOK_S)
+            await wait_set(self._has_moved, check_s if is_settled else CLAIM_CHECK_S)
 
     async def _run(self) -> None:
         while True:
@@ -289,10 +290,10 @@ class ReplicaNode(Service):
                     _log.warning("replica %d: %s", self.id, error)
                 self._error = str(error)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         """Check the times of a term, even while ZooKeeper or a disk is waited for."""
-        self._served.on_look()
-        self.mender.look()
+        self._host.on_check()
+        self.mender.check()
         term = self._term
         if term is not None and self.replica.term is not None:
             term.tick(self._clock.monotonic_s())
@@ -318,11 +319,11 @@ class ReplicaNode(Service):
             and self._replica.pending is None
         ):
             self._session_version = status.session_version
-            await self.take(renew(self._replica))
+            await self.apply(renew(self._replica))
         await self._show()
         await self._note_holdings(now_s)
         assert self.seen is not None
-        await self.take(self.mender.note_lack())
+        await self.apply(self.mender.note_missing())
         self._claims.note_leader(self.seen.view)
         match self._replica.role:
             case ReplicaRole.IDLE:
@@ -332,19 +333,19 @@ class ReplicaNode(Service):
             case ReplicaRole.LEADING:
                 await self._keep_set(self.seen.view, now_s)
             case ReplicaRole.DRAINING if not self._replica.pending:
-                await self.take(lead_on(self._replica))
+                await self.apply(lead_on(self._replica))
 
     async def _read(self) -> None:
         self._read_due_s = self._clock.monotonic_s() + READ_INTERVAL_S
-        seen = self.seen = await self._nodes.read(synced=True)
+        seen = self.seen = await self._nodes.read()
         own = self._replica
         if own is None or own.role is ReplicaRole.STARTING or not own.incarnation:
             await self._begin(seen)
         else:
-            await self.take(on_view(own, seen.view))
+            await self.apply(on_view(own, seen.view))
             await self._register_again(seen)
         if self._term is None:
-            self._served.refuse_puts(self.refusal())
+            self._host.refuse_puts(self.refusal())
 
     async def _register_again(self, seen: SetView) -> None:
         """Write `members/K` if ZooKeeper came back without it, or with an old one."""
@@ -354,19 +355,19 @@ class ReplicaNode(Service):
         if record is None or own.role in NO_PART or is_known:
             return
         if self.id in record.replicas:
-            life, version = own.incarnation, seen.view.version
+            name, version = (self.id, own.incarnation), seen.view.version
             change = Change(
-                Purpose.REGISTER, record, version, member=(self.id, life), is_check=True
+                Purpose.REGISTER, record, version, member=name, is_check=True
             )
             held = self._logs.holdings_version
-            member = self._store.member(own.file.set_id, held, life)
+            member = self._store.member(own.file.set_id, held, own.incarnation)
             await self._nodes.propose(change, member=member)
 
     async def _begin(self, seen: SetView) -> None:
         """Register in the set, or freeze; writes nothing if the number is in use."""
         there = seen.shown.get(self.id)
         if there is not None:
-            require_former_life(there, address=self._served.address, token=self.token)
+            require_former_process(there, address=self._host.address, token=self.token)
         before = self._replica
         if before is not None and before.role is ReplicaRole.STARTING:
             # Refused, or without a reply: start again from what was read now.
@@ -380,18 +381,18 @@ class ReplicaNode(Service):
             return
         member = seen.members.get(self.id)
         own = set(self._logs.identities().values())
-        proofs = Proofs(
+        findings = DirectoryFindings(
             # ZooKeeper loses this node with the record; then an operator has decided
             # which copy of the record is valid.
             is_known=member is None or own <= set(member.directories),
             holdings_version=self._logs.holdings_version,
             member_version=member.version if member else 0,
-            is_short=self._facts.is_short,
+            lacks_bytes=self._facts.lacks_bytes,
             is_cut=self._facts.is_cut,
             is_sealed=self._facts.is_sealed,
         )
         await self._store.finish_deletions()
-        await self.take(start(file, proofs, seen.view))
+        await self.apply(start(file, findings, seen.view))
         if before is None:
             self.spawn(self.mender.run(), name="mend")
         if self.replica.role is ReplicaRole.STARTING:
@@ -415,7 +416,7 @@ class ReplicaNode(Service):
         presence = replace(self.replica.presence(), damaged=damaged)
         if self._store.failure:
             presence = replace(presence, state=PresenceState.FAILED)
-        return Shown(presence, self._served.address, self.token)
+        return Shown(presence, self._host.address, self.token)
 
     async def _note_holdings(self, now_s: float) -> None:
         """Raise the version of the directories while bytes are synced.
@@ -431,21 +432,21 @@ class ReplicaNode(Service):
         """Give the directories the next version; True: ZooKeeper has it, too."""
         version = self._logs.holdings_version + 1
         await self._store.save_holdings(version)
-        file, life = self.replica.file, self.replica.incarnation
-        member = self._store.member(file.set_id, version, life)
-        return await self._nodes.write_member(member) is Outcome.LANDED
+        file, incarnation = self.replica.file, self.replica.incarnation
+        member = self._store.member(file.set_id, version, incarnation)
+        return await self._nodes.write_member(member) is Outcome.APPLIED
 
     # -- actions ----------------------------------------------------------------------
 
-    async def take(self, moved: Moved | None) -> bool:
+    async def apply(self, transition: Transition | None) -> bool:
         """Take a step of the core, and carry out its actions; False if there is none.
 
         The caller holds `lock`.
         """
-        if moved is None:
+        if transition is None:
             return False
-        before, (replica, actions) = self._replica, moved
-        self.take_note(replica)
+        before, (replica, actions) = self._replica, transition
+        self.set_replica(replica)
         merging = ReplicaRole.MERGING
         if before and before.role is merging and replica.role is not merging:
             # Its remaining truncations and appends must not reach another role.
@@ -454,7 +455,7 @@ class ReplicaNode(Service):
         await self._perform(actions)
         return True
 
-    def take_note(self, replica: Replica) -> None:
+    def set_replica(self, replica: Replica) -> None:
         """Replace the state by one that needs no action."""
         before, self._replica = self._replica, replica
         if before is not None and before.role is not replica.role:
@@ -494,22 +495,22 @@ class ReplicaNode(Service):
                 await self._store.begin_epoch(epoch)
             case Join(leader, epoch):
                 await self._follow(leader, epoch)
-            case Act.STOP_PULLING:
+            case SimpleAction.STOP_PULLING:
                 await self._stop_following()
                 await self._store.finish_writing()
-            case Act.STOP_WRITER:
+            case SimpleAction.STOP_WRITER:
                 # A term ends even if a disk hangs; a later join waits for the disk.
                 with suppress(StorageError):
                     await self._store.finish_writing()
-            case Act.LOWER_WATERMARKS:
+            case SimpleAction.LOWER_WATERMARKS:
                 await self._store.lower_watermarks()
-            case Act.OPEN_PUTS:
+            case SimpleAction.OPEN_PUTS:
                 self._begin_term()
-            case Act.REFUSE_PUTS:
-                self._served.refuse_puts(self.refusal())
-            case Act.FAIL_IN_FLIGHT:
+            case SimpleAction.REFUSE_PUTS:
+                self._host.refuse_puts(self.refusal())
+            case SimpleAction.FAIL_IN_FLIGHT:
                 self._store.stop_leading()
-            case Act.WITHDRAW:
+            case SimpleAction.WITHDRAW:
                 self._end_term()
                 with suppress(CoordinationError):
                     await self._nodes.withdraw()
@@ -517,7 +518,7 @@ class ReplicaNode(Service):
     async def _propose(self, change: Change) -> None:
         """Send a change; if there is no reply, the result is read back."""
         own, set_id = change.member, self.replica.file.set_id
-        leader = LeaderData(self.id, change.record.epoch, self._served.address)
+        leader = LeaderData(self.id, change.record.epoch, self._host.address)
         outcome = await self._nodes.propose(
             change,
             member=own and self._store.member(set_id, own[1], own[1]),
@@ -529,8 +530,8 @@ class ReplicaNode(Service):
         record, what = change.record, (change.purpose.value, outcome.value)
         numbers = self.id, record.revision, record.epoch.number
         _log.info(text, *what, *numbers, sorted(record.in_sync))
-        if outcome is Outcome.LANDED and self.replica.pending == change:
-            await self.take(on_landed(self.replica))
+        if outcome is Outcome.APPLIED and self.replica.pending == change:
+            await self.apply(on_applied(self.replica))
 
     async def _follow(self, leader: int, epoch: Epoch) -> None:
         """Follow a leader, unless it is being followed already."""
@@ -552,27 +553,28 @@ class ReplicaNode(Service):
         term = self._term
         if term is None:
             term = self._term = Term(self, self._store, lag_s=self._lag_s)
-            tables, epoch = self._store.tables, self.replica.epoch
+            tables, epoch = self._store.tables, term.term.epoch
             term.streams.begin()
-            self._logs.births = lambda log_id, directory, first: tables.begin_log(
-                log_id, directory, first, epoch
+            self._logs.assign_number = lambda log_id, directory, first: (
+                tables.begin_log(log_id, directory, first, epoch)
             )
-            self._logs.on_born = term.streams.add_log
+            self._logs.on_numbered = term.streams.add_log
             tables.on_gone = term.streams.remove_log
-            self._served.begin_term(self._last_id)
+            self._host.begin_term(self._last_id)
         self._open_or_refuse(term)
 
     def _end_term(self) -> None:
         term, self._term = self._term, None
-        self._logs.births = self._logs.on_born = self._store.tables.on_gone = None
+        self._logs.assign_number = self._logs.on_numbered = None
+        self._store.tables.on_gone = None
         if term is not None:
             term.streams.close()
-            self._served.end_term()
+            self._host.end_term()
 
     def _open_or_refuse(self, term: Term) -> None:
         """Refuse puts if it is known that they would not be acknowledged."""
         is_leading = self.replica.role is ReplicaRole.LEADING
-        self._served.refuse_puts(
+        self._host.refuse_puts(
             term.refusal(self._presences) if is_leading else self.refusal()
         )
 
@@ -583,7 +585,7 @@ class ReplicaNode(Service):
     def refusal(self) -> NotLeaderError:
         """Return the error for puts, with the address of the leader if known."""
         leader = self.seen.leader_address if self.seen else ""
-        if leader == self._served.address:
+        if leader == self._host.address:
             leader = ""  # this replica does not lead any more, or not yet
         where = f"the leader is {leader}" if leader else "there is no leader now"
         return NotLeaderError(f"replica {self.id} does not lead its set: {where}")
@@ -593,22 +595,24 @@ class ReplicaNode(Service):
         is_over = state is SessionState.LOST
         if is_over and self._term is not None and self._term.streams.stalled():
             _log.warning("replica %d steps down: no session, and no followers", self.id)
-            await self.take(step_down(self.replica))
+            await self.apply(step_down(self.replica))
 
     async def _keep_set(self, view: View, now_s: float) -> None:
         """Change the in-sync set if due; hand over if this leader cannot continue."""
         term = self._term
         if self.replica.pending is not None:
             return
-        failure = self._store.failure or self.mender.lack
+        failure = self._store.failure or self.mender.missing
         if failure or term is None or term.is_alone(view.presences, now_s):
             # Without a term, the start of the term has failed.
             cause = failure or self._error or "no follower is reached"
             _log.error("replica %d gives up: %s", self.id, cause)
             self._claims.wait(FAILED_FIRST_S)
-            moved = give_up(self.replica, view.presences, is_short=bool(failure))
-            await self.take(moved)
-        elif not await self.take(term.next_change(view.presences)):
+            transition = give_up(
+                self.replica, view.presences, lacks_bytes=bool(failure)
+            )
+            await self.apply(transition)
+        elif not await self.apply(term.next_change(view.presences)):
             await self._transfer_if_asked(view)
 
     async def _transfer_if_asked(self, view: View) -> None:
@@ -645,10 +649,10 @@ class ReplicaNode(Service):
 
     async def read(self) -> View:
         """Read ZooKeeper after a sync; the caller holds `lock`."""
-        self.seen = await self._nodes.read(synced=True)
+        self.seen = await self._nodes.read()
         return self.seen.view
 
-    async def forget_former_life(self) -> None:
+    async def forget_former_process(self) -> None:
         """Delete a `leader` node of an earlier process, whose lock this one has."""
         await self._nodes.withdraw()
 
@@ -658,7 +662,7 @@ class ReplicaNode(Service):
 
     def make_log(self, log_id: LogId, start: Offset, number: int) -> PartitionLog:
         """Create a log that follows, with another replica's start and number."""
-        settings = self._served.settings_of(log_id.topic)
+        settings = self._host.settings_of(log_id.topic)
         return self._logs.get_or_create(
             log_id, settings, start_offset=start, number=number
         )
@@ -678,7 +682,7 @@ class ReplicaNode(Service):
                 file.set_id,
                 self.replica.record.epoch,
             )
-            if not is_claimed or not await self.take(
+            if not is_claimed or not await self.apply(
                 promise(self.replica, asked.epoch)
             ):
                 raise UnavailableError(
@@ -717,7 +721,7 @@ class ReplicaNode(Service):
             await self._hand_over(target, is_sure=True)
         # Last, so that no write comes after it but the seal of the logs.
         if self._replica.is_sure and await self._raise_version():
-            await self.take(leave_sure(self._replica, self._logs.holdings_version))
+            await self.apply(leave_sure(self._replica, self._logs.holdings_version))
 
     async def _hand_over(self, target: int, *, is_sure: bool) -> None:
         """Refuse puts, wait for the followers, and end the own term.
@@ -725,12 +729,12 @@ class ReplicaNode(Service):
         If they have not synced all within `DRAIN_S`, this replica leads on, unless
         `is_sure`: then the term ends, and puts in flight end in doubt.
         """
-        await self.take(drain(self.replica))
+        await self.apply(drain(self.replica))
         until_s = self._clock.monotonic_s() + DRAIN_S
         if not await self._store.wait_committed(until_s) and not is_sure:
-            await self.take(lead_on(self.replica))
+            await self.apply(lead_on(self.replica))
             return
-        await self.take(give_up(self.replica, self._presences, target=target))
+        await self.apply(give_up(self.replica, self._presences, target=target))
 
     async def _end_streams(self) -> None:
         await self._stop_following()

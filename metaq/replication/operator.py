@@ -31,7 +31,7 @@ from metaq.replication.epoch_journal import (
     ENTRIES,
     EPOCHS_FILE,
     MAGIC,
-    Born,
+    LogCreated,
     encode_entries,
 )
 from metaq.replication.epochs import Epoch
@@ -230,7 +230,7 @@ async def change_set(
         CoordinationError: ZooKeeper does not reply, or others are always faster.
     """
     for _ in range(TRIES):
-        view = await nodes.read(synced=True)
+        view = await nodes.read()
         record = view.view.record
         if record is not None:
             change = plan(view, record)
@@ -246,7 +246,7 @@ async def change_set(
                 "ZooKeeper has no record of this set: 'metaq replicas init' makes one,"
                 " 'metaq replicas restore' brings back one that was lost"
             )
-        if outcome is Outcome.LANDED:
+        if outcome is Outcome.APPLIED:
             return after
     raise CoordinationError(f"the set changed {TRIES} times in this call: try again")
 
@@ -255,7 +255,7 @@ async def wait_until_leads(nodes: SetNodes, replica: int, *, timeout_s: float) -
     """Wait until a replica leads; return whether it does within the time-out."""
     until_s = nodes.clock.monotonic_s() + timeout_s
     while True:
-        view = await nodes.read(synced=False)
+        view = await nodes.read()
         leader = view.view.leader
         if leader is not None and leader.replica == replica:
             return True
@@ -317,17 +317,17 @@ def begin_set(
         identity = held.identity or draw(IDENTITY_BYTES).hex()
         write_holdings(fs, path, replace(held, identity=identity, version=1))
         directories[identity] = 1
-        _write_births(fs, path, record.epoch, draw)
+        _write_new_logs(fs, path, record.epoch, draw)
     if found is None:
         write_set_file(fs, paths[0], file)
     return found or record, Member(record.set_id, directories, incarnation=1)
 
 
-def _write_births(
+def _write_new_logs(
     fs: FileSystem, path: Path, epoch: Epoch, draw: Callable[[int], bytes]
 ) -> None:
     """Give each log of a data directory a number, and an epoch from its log start."""
-    births = []
+    created = []
     for name, log_id in find_logs(fs, path).items():
         files = fs.list_directory(path / name)
         bases = [int(each[:-5]) for each in files if each.endswith(META_SUFFIX)]
@@ -337,8 +337,8 @@ def _write_births(
             fs.open_append(first, create=True).close()
         start = Offset(min(bases, default=0))
         number = int.from_bytes(draw(NUMBER_BYTES))
-        births.append(Born(number, log_id, start, epoch))
-    frame = encode_frame(ENTRIES, 0, encode_entries(births)) if births else b""
+        created.append(LogCreated(number, log_id, start, epoch))
+    frame = encode_frame(ENTRIES, 0, encode_entries(created)) if created else b""
     fs.write_atomically(path / EPOCHS_FILE, encode_header(MAGIC) + frame)
 
 

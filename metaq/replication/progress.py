@@ -33,7 +33,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from metaq.model import MAX_OFFSET, Offset
-from metaq.replication.epochs import CopyFacts, Epoch, parting_point
+from metaq.replication.epochs import CopyFacts, Epoch, divergence_point
 
 NOTHING = Offset(0)
 """Match of a follower that has not joined the log."""
@@ -144,15 +144,15 @@ class Leadership:
 
     epoch: Epoch
     quorum: Quorum
-    lives: tuple[tuple[int, int], ...] = ()
+    incarnations: tuple[tuple[int, int], ...] = ()
     """Replica → its incarnation, the holdings version with which it joined last."""
     saved: tuple[tuple[int, int], ...] = ()
     """Replica → revision of the record in its `set` file."""
 
     def join(self, replica: int, incarnation: int) -> "Leadership":
         """Return the term after a follower joined; its earlier process is void."""
-        lives = {**dict(self.lives), replica: incarnation}
-        return replace(self, lives=tuple(sorted(lives.items())))
+        incarnations = {**dict(self.incarnations), replica: incarnation}
+        return replace(self, incarnations=tuple(sorted(incarnations.items())))
 
     def save(self, replica: int, revision: int, *, current: int) -> "Leadership":
         """Return the term after a follower has reported the record that it has saved.
@@ -171,7 +171,7 @@ class Leadership:
 
     def takes(self, replica: int, incarnation: int, epoch: Epoch) -> bool:
         """Return whether a follower's message is of its last join and this epoch."""
-        return epoch == self.epoch and (replica, incarnation) in self.lives
+        return epoch == self.epoch and (replica, incarnation) in self.incarnations
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +198,7 @@ def answer_join(
             another number is another log, even under the same name.
     """
     is_same = follower is not None and follower.number == copy.number
-    point = parting_point(copy, follower) if follower and is_same else copy.start
+    point = divergence_point(copy, follower) if follower and is_same else copy.start
     return JoinAnswer(copy, point, max(log.hw, log.epoch_start))
 
 
@@ -211,7 +211,7 @@ def has_lost(log: LogProgress, quorum: Quorum, replica: int, point: Offset) -> b
         log: the log at the leader.
         quorum: quorum of the leader.
         replica: the follower.
-        point: parting point in the reply to its join.
+        point: divergence point in the reply to its join.
     """
     is_member = replica in quorum.confirmed
     return is_member and point < max(log.match_of(replica), log.hw)

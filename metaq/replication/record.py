@@ -217,9 +217,14 @@ def may_leave(record: SetRecord, leaving: int, ready: AbstractSet[int]) -> bool:
     return len((record.in_sync - {leaving}) & ready) >= record.min
 
 
-def without(record: SetRecord, leaving: int, ready: AbstractSet[int]) -> frozenset[int]:
-    """Return the in-sync set without a member if rule S allows it, else unchanged."""
-    is_out = may_leave(record, leaving, ready)
+def without(
+    record: SetRecord, leaving: int, ready: AbstractSet[int] | None
+) -> frozenset[int]:
+    """Return the in-sync set without a member if rule S allows it, else unchanged.
+
+    `ready` is None for a member that has no reason to leave.
+    """
+    is_out = ready is not None and may_leave(record, leaving, ready)
     return record.in_sync - {leaving} if is_out else record.in_sync
 
 
@@ -238,7 +243,7 @@ def plan_register(
         ready: for an incomplete replica, which leaves by rule S: the replicas that are
             present, ready and without a flag. None for others.
     """
-    left = without(record, member[0], ready) if ready is not None else record.in_sync
+    left = without(record, member[0], ready)
     is_same = left == record.in_sync
     after = record if is_same else record.then(in_sync=left)
     return Change(Purpose.REGISTER, after, version, member=member, is_check=is_same)
@@ -319,8 +324,7 @@ def plan_give_up(
             replicas that are present, ready and without a flag. None for others.
         target: the replica that should claim next.
     """
-    kept = without(record, record.leader, ready) if ready is not None else None
-    in_sync = kept or record.in_sync
+    in_sync = without(record, record.leader, ready)
     purpose = Purpose.HAND_OVER if target else Purpose.GIVE_UP
     after = record.then(leader=NO_REPLICA, in_sync=in_sync, target=target)
     return Change(purpose, after, version, LeaderNode.DELETED)

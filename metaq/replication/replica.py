@@ -2,7 +2,7 @@
 
     STARTING --registered--> IDLE --leader seen--> FOLLOWING --leader gone--> IDLE
                               |
-                              +--claims--> CLAIMING --landed--> MERGING --> LEADING
+                              +--claims--> CLAIMING -applied--> MERGING --> LEADING
                                               |                    |          |  ^
                                               +----- refused ------+-- IDLE <-+  |
                                                                           |  DRAINING
@@ -145,7 +145,7 @@ class SetFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Proofs:
+class DirectoryFindings:
     """Findings in the directories at the start, compared with ZooKeeper's."""
 
     is_known: bool
@@ -154,7 +154,7 @@ class Proofs:
     """Holdings version of the directories."""
     member_version: int
     """Holdings version in `members/K`."""
-    is_short: bool = False
+    lacks_bytes: bool = False
     """Whether logs are missing, end below their high watermark, or have no epochs."""
     is_cut: bool = False
     """Whether recovery will cut a torn tail."""
@@ -173,7 +173,7 @@ class Proofs:
     def flag(self, kept: Flag) -> Flag:
         """Return the flag at the start, given the flag in the `set` file."""
         is_proven = self.is_known and self.holdings_version >= self.member_version
-        if kept is Flag.INCOMPLETE or not is_proven or self.is_short:
+        if kept is Flag.INCOMPLETE or not is_proven or self.lacks_bytes:
             return Flag.INCOMPLETE
         return Flag.CUT if self.is_cut else kept
 
@@ -190,14 +190,12 @@ class LeaderSeen:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """ZooKeeper as read by a replica: first the presences, then the record."""
+    """ZooKeeper as read by a replica after a sync: first presences, then the record."""
 
     record: SetRecord | None
     version: int
     leader: LeaderSeen | None
     presences: tuple[Presence, ...]
-    is_synced: bool
-    """Whether it was read after a sync; otherwise it may be out of date."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,8 +209,6 @@ class Replica:
     """Version of the record's node, as last read or confirmed."""
     incarnation: int = 0
     """Holdings version of this process; 0 until it is registered."""
-    epoch: Epoch = NO_EPOCH
-    """Epoch that it leads or claims."""
     stream: Epoch = NO_EPOCH
     """Epoch of the leader from which it pulls."""
     pending: Change | None = None
@@ -294,7 +290,7 @@ class Join:
     epoch: Epoch
 
 
-class Act(enum.Enum):
+class SimpleAction(enum.Enum):
     """An action without an argument."""
 
     STOP_PULLING = "close the stream, and let the writer finish: ends are fixed"
@@ -307,16 +303,16 @@ class Act(enum.Enum):
 
 
 Action: TypeAlias = (
-    SaveSet | SaveHoldings | Propose | AskTables | BeginEpoch | Join | Act
+    SaveSet | SaveHoldings | Propose | AskTables | BeginEpoch | Join | SimpleAction
 )
-Moved: TypeAlias = tuple[Replica, tuple[Action, ...]]
+Transition: TypeAlias = tuple[Replica, tuple[Action, ...]]
 """The next state, and the actions in order."""
 
 STEP_DOWN: Final = (
-    Act.REFUSE_PUTS,
-    Act.FAIL_IN_FLIGHT,
-    Act.STOP_WRITER,
-    Act.WITHDRAW,
+    SimpleAction.REFUSE_PUTS,
+    SimpleAction.FAIL_IN_FLIGHT,
+    SimpleAction.STOP_WRITER,
+    SimpleAction.WITHDRAW,
 )
 """In this order, because puts still in flight when this copy follows would be
 acknowledged by the high watermark of another leader."""
@@ -325,27 +321,27 @@ acknowledged by the high watermark of another leader."""
 # -- starting, and reading ZooKeeper --------------------------------------------------
 
 
-def start(file: SetFile, proofs: Proofs, view: View) -> Moved:
+def start(file: SetFile, findings: DirectoryFindings, view: View) -> Transition:
     """Return a starting replica, which registers in ZooKeeper or is frozen.
 
     Args:
         file: its `set` file.
-        proofs: findings of the start.
-        view: read after a sync.
+        findings: findings of the start.
+        view: as read now.
     """
     record = view.record or file.record
     assert record is not None, "a set file without a record, and none in ZooKeeper"
     replica = Replica(R.STARTING, file, view.version)
     if reason := contradiction(file, view):
         return replace(replica, role=R.FROZEN, reason=reason), ()
-    flag = proofs.flag(file.flag)
+    flag = findings.flag(file.flag)
     saved = replace(file, record=record, flag=flag)
-    version = max(proofs.holdings_version, proofs.member_version) + 1
+    version = max(findings.holdings_version, findings.member_version) + 1
     is_incomplete = flag is Flag.INCOMPLETE
     ready = unflagged(view.presences) - {replica.id} if is_incomplete else None
     change = plan_register(record, view.version, (replica.id, version), ready)
-    lowered = (Act.LOWER_WATERMARKS,) if is_incomplete else ()
-    is_sure = not flag and proofs.is_sure(file.clean)
+    lowered = (SimpleAction.LOWER_WATERMARKS,) if is_incomplete else ()
+    is_sure = not flag and findings.is_sure(file.clean)
     return (
         replace(
             replica, file=saved, incarnation=version, pending=change, is_sure=is_sure
@@ -355,19 +351,15 @@ def start(file: SetFile, proofs: Proofs, view: View) -> Moved:
 
 
 def contradiction(file: SetFile, view: View) -> str:
-    """Return the reason why the record cannot follow from the own copy; "" if it can.
-
-    A record that looks older is no contradiction if it may be out of date.
-    """
+    """Return the reason why the record cannot follow from the copy; "" if it can."""
     copy = file.record
     if copy is None:
         return ""
     if view.record is None:
-        return "the record is missing" if view.is_synced else ""
-    reason = foreign_reason(copy, view.record)
-    if reason and (view.is_synced or view.record.revision >= copy.revision):
+        return "the record is missing"
+    if reason := foreign_reason(copy, view.record):
         return reason
-    ahead = newer_copy(view.record, view.presences) if view.is_synced else None
+    ahead = newer_copy(view.record, view.presences)
     if ahead is not None:
         return (
             f"replica {ahead.replica} has revision {ahead.revision} of epoch"
@@ -376,44 +368,40 @@ def contradiction(file: SetFile, view: View) -> str:
     return ""
 
 
-def on_view(replica: Replica, view: View) -> Moved:
+def on_view(replica: Replica, view: View) -> Transition:
     """Return the step after a read of ZooKeeper, caused by a watch, timer or change."""
     if replica.role is R.STARTING or replica.incarnation == 0:
         return replica, ()  # the shell starts it again
     if reason := contradiction(replica.file, view):
         return freeze(replica, reason)
-    copy = replica.file.record
-    if view.record is None or (copy and view.record.revision < copy.revision):
-        return replica, ()  # the view is out of date
     if replica.pending is None:
-        return _see(replica, view)
-    if not view.is_synced:
-        return replica, ()  # it does not show the outcome of the change
-    moved, actions = _read_back(replica, replica.pending, view)
-    after, others = _see(moved, view)
+        return _adopt_view(replica, view)
+    transition, actions = _read_back(replica, replica.pending, view)
+    after, others = _adopt_view(transition, view)
     return after, (*actions, *others)
 
 
-def _read_back(replica: Replica, change: Change, view: View) -> Moved:
+def _read_back(replica: Replica, change: Change, view: View) -> Transition:
     """Find out whether an unconfirmed or refused change took effect."""
     assert view.record is not None
     is_claim = change.purpose is Purpose.CLAIM
     replica = replace(replica, pending=None)
     if is_claim and view.record.epoch == change.record.epoch:
-        return _landed(replica, change, view.version)
+        return _applied(replica, change, view.version)
     is_renewed = view.leader is not None and view.leader.is_own
     if is_claim or (change.purpose is Purpose.RENEW and not is_renewed):
         return step_down(replica)
     return replica, ()
 
 
-def _see(replica: Replica, view: View) -> Moved:
+def _adopt_view(replica: Replica, view: View) -> Transition:
     """Adopt a record that is not older than the own copy."""
     record = view.record
     assert record is not None
-    replica, actions = _know(replica, record, view.version)
+    own_epoch = replica.record.epoch
+    replica, actions = _adopt_record(replica, record, view.version)
     if replica.role in TERM_ROLES:
-        if record.epoch != replica.epoch or record.leader != replica.id:
+        if record.epoch != own_epoch or record.leader != replica.id:
             # First, so that it also happens if the disk cannot save the record.
             replica, stopped = step_down(replica)
             return replica, (*stopped, *actions)
@@ -425,7 +413,7 @@ def _see(replica: Replica, view: View) -> Moved:
         replica = replace(replica, role=role, reason="", refused=NO_EPOCH)
     if replica.stream < record.epoch and replica.stream != NO_EPOCH:
         replica = replace(replica, stream=NO_EPOCH)
-        actions = (*actions, Act.STOP_PULLING)
+        actions = (*actions, SimpleAction.STOP_PULLING)
     leader = view.leader
     if leader is None or leader.epoch != record.epoch or record.leader == NO_REPLICA:
         if replica.role is R.FOLLOWING:
@@ -439,7 +427,7 @@ def _see(replica: Replica, view: View) -> Moved:
     return replica, (*actions, *followed)
 
 
-def _know(replica: Replica, record: SetRecord, version: int) -> Moved:
+def _adopt_record(replica: Replica, record: SetRecord, version: int) -> Transition:
     """Save a record before anything is done under it."""
     if replica.record == record:
         return replace(replica, version=version), ()
@@ -455,17 +443,17 @@ def _settle(replica: Replica, record: SetRecord) -> Replica:
     return replace(replica, term=replace(replica.term, quorum=quorum))
 
 
-def _obey_force(replica: Replica, record: SetRecord) -> Moved:
+def _obey_force(replica: Replica, record: SetRecord) -> Transition:
     """Trust the own data if an operator has chosen it as the only data."""
     is_forced = record.forced[-1:] == (record.epoch.number,)
     is_chosen = record.in_sync == {replica.id} and is_forced
     if not is_chosen or replica.file.completed >= record.epoch.number:
         return replica, ()
     saved = replace(replica.file, flag=Flag.NONE, completed=record.epoch.number)
-    return replace(replica, file=saved), (Act.LOWER_WATERMARKS, SaveSet(saved))
+    return replace(replica, file=saved), (SimpleAction.LOWER_WATERMARKS, SaveSet(saved))
 
 
-def on_landed(replica: Replica) -> Moved:
+def on_applied(replica: Replica) -> Transition:
     """Return the step after ZooKeeper has confirmed that the change took effect.
 
     After a refusal, or without a reply, a view is read after a sync (`on_view`).
@@ -473,29 +461,28 @@ def on_landed(replica: Replica) -> Moved:
     change = replica.pending
     assert change is not None, f"replica {replica.id} has proposed nothing"
     version = change.version if change.is_check else change.version + 1
-    return _landed(replace(replica, pending=None), change, version)
+    return _applied(replace(replica, pending=None), change, version)
 
 
-def _landed(replica: Replica, change: Change, version: int) -> Moved:
+def _applied(replica: Replica, change: Change, version: int) -> Transition:
     before = replica.record
-    replica, actions = _know(replica, change.record, version)
+    replica, actions = _adopt_record(replica, change.record, version)
     if change.purpose is Purpose.REGISTER:
         role = next_role(replica.role, E.REGISTERED)
         return replace(replica, role=role), actions
     if change.purpose is Purpose.CLAIM:
         merge = begin_merge(before, replica.id)
         role = next_role(replica.role, E.CLAIMED)
-        epoch = change.record.epoch
-        replica = replace(replica, role=role, epoch=epoch, merge=merge)
         others = merge.in_sync - {replica.id}
-        return replica, (*actions, AskTables(others, epoch))
+        replica = replace(replica, role=role, merge=merge)
+        return replica, (*actions, AskTables(others, change.record.epoch))
     if change.purpose in {Purpose.GIVE_UP, Purpose.HAND_OVER}:
         replica, stopped = step_down(replica)
         return replica, (*stopped, *actions)
     return _settle(replica, change.record), actions
 
 
-def freeze(replica: Replica, reason: str) -> Moved:
+def freeze(replica: Replica, reason: str) -> Transition:
     """Return the replica, frozen until an operator has acted."""
     stopped: tuple[Action, ...] = ()
     if replica.role in TERM_ROLES:
@@ -504,18 +491,20 @@ def freeze(replica: Replica, reason: str) -> Moved:
     frozen = replace(
         replica, role=role, reason=reason, stream=NO_EPOCH, pending=None, is_sure=False
     )
-    return frozen, (*stopped, Act.STOP_PULLING)
+    return frozen, (*stopped, SimpleAction.STOP_PULLING)
 
 
 # -- claiming and merging -------------------------------------------------------------
 
 
-def claim(replica: Replica, view: View, nonce: str, *, waited_ms: int) -> Moved | None:
+def claim(
+    replica: Replica, view: View, nonce: str, *, waited_ms: int
+) -> Transition | None:
     """Return the claim of an idle replica; None if it may not claim yet.
 
     Args:
         replica: the current state.
-        view: read after a sync.
+        view: as read now.
         nonce: random text, unique to the claim.
         waited_ms: time since it saw that no replica leads, in milliseconds.
     """
@@ -523,20 +512,20 @@ def claim(replica: Replica, view: View, nonce: str, *, waited_ms: int) -> Moved 
     if replica.role is not R.IDLE or view.leader is not None or record is None:
         return None
     own = Candidate(replica.id, replica.file.flag, waited_ms, replica.is_sure)
-    if not view.is_synced or not may_claim(own, record, view.presences):
+    if not may_claim(own, record, view.presences):
         return None
     ready = unflagged(view.presences)
     change = plan_claim(record, view.version, replica.id, nonce, ready)
     if change is None or contradiction(replica.file, view):
         return None
-    replica, known = _know(replica, record, view.version)
+    replica, known = _adopt_record(replica, record, view.version)
     role = next_role(replica.role, E.CLAIM)
     after = replace(replica, role=role, pending=change, stream=NO_EPOCH)
     # End the stream first: from here on, the old leader waits for this replica.
-    return after, (Act.STOP_PULLING, *known, Propose(change))
+    return after, (SimpleAction.STOP_PULLING, *known, Propose(change))
 
 
-def promise(replica: Replica, epoch: Epoch) -> Moved | None:
+def promise(replica: Replica, epoch: Epoch) -> Transition | None:
     """Return the replica after its promise to a claimer to follow no older epoch.
 
     None: it may lack bytes itself, has a newer promise, or takes part in a term.
@@ -548,7 +537,7 @@ def promise(replica: Replica, epoch: Epoch) -> Moved | None:
         return None
     saved = replace(replica.file, epoch=epoch.number)
     after = replace(replica, role=R.IDLE, stream=NO_EPOCH, file=saved)
-    return after, (Act.STOP_PULLING, SaveSet(saved))
+    return after, (SimpleAction.STOP_PULLING, SaveSet(saved))
 
 
 def merged(replica: Replica, member: int) -> Replica:
@@ -558,7 +547,7 @@ def merged(replica: Replica, member: int) -> Replica:
     return replace(replica, merge=replace(replica.merge, answered=answered))
 
 
-def lead(replica: Replica, *, waited_ms: int) -> Moved | None:
+def lead(replica: Replica, *, waited_ms: int) -> Transition | None:
     """Return the claimer as leader; None if it may not lead (yet).
 
     The progress of every log starts then (`begin_progress`).
@@ -573,8 +562,8 @@ def lead(replica: Replica, *, waited_ms: int) -> Moved | None:
     saved = replace(
         replica.file,
         flag=Flag.NONE,
-        epoch=replica.epoch.number,
-        completed=replica.epoch.number,
+        epoch=record.epoch.number,
+        completed=record.epoch.number,
     )
     quorum = Quorum(replica.id, record.in_sync, record.min)
     after = replace(
@@ -582,16 +571,16 @@ def lead(replica: Replica, *, waited_ms: int) -> Moved | None:
         role=next_role(replica.role, E.MERGED),
         file=saved,
         merge=None,
-        term=Leadership(replica.epoch, quorum),
+        term=Leadership(record.epoch, quorum),
         is_sure=True,
     )
-    return after, (BeginEpoch(replica.epoch), SaveSet(saved), Act.OPEN_PUTS)
+    return after, (BeginEpoch(record.epoch), SaveSet(saved), SimpleAction.OPEN_PUTS)
 
 
 # -- leading --------------------------------------------------------------------------
 
 
-def _propose(replica: Replica, change: Change | None) -> Moved | None:
+def _propose(replica: Replica, change: Change | None) -> Transition | None:
     """Propose a change of the in-sync set; high watermarks wait for both sets."""
     if change is None or replica.pending is not None or replica.term is None:
         return None
@@ -602,7 +591,7 @@ def _propose(replica: Replica, change: Change | None) -> Moved | None:
 
 def take_out(
     replica: Replica, leaving: int, presences: tuple[Presence, ...]
-) -> Moved | None:
+) -> Transition | None:
     """Return the leader's proposal to remove a member; None if rule S forbids it.
 
     Once it took effect, the logs forget that the member had joined
@@ -613,12 +602,12 @@ def take_out(
     return _propose(replica, change)
 
 
-def take_in(replica: Replica, joining: int) -> Moved | None:
+def take_in(replica: Replica, joining: int) -> Transition | None:
     """Return the leader's proposal to add a replica that has joined all logs."""
-    life = dict(replica.term.lives).get(joining) if replica.term else None
-    if life is None:
+    incarnation = dict(replica.term.incarnations).get(joining) if replica.term else None
+    if incarnation is None:
         return None
-    change = plan_take_in(replica.record, replica.version, (joining, life))
+    change = plan_take_in(replica.record, replica.version, (joining, incarnation))
     return _propose(replica, change)
 
 
@@ -641,7 +630,7 @@ def saved_by(replica: Replica, follower: int, revision: int) -> Replica:
     return replace(replica, term=term)
 
 
-def renew(replica: Replica) -> Moved | None:
+def renew(replica: Replica) -> Transition | None:
     """Return the leader's proposal to continue in a new session of the same process."""
     if replica.role not in TERM_ROLES or replica.pending is not None:
         return None
@@ -649,69 +638,68 @@ def renew(replica: Replica) -> Moved | None:
     return replace(replica, pending=change), (Propose(change),)
 
 
-def drain(replica: Replica) -> Moved:
+def drain(replica: Replica) -> Transition:
     """Return the leader that refuses puts, before it hands over."""
     after = replace(replica, role=next_role(replica.role, E.DRAIN))
-    return after, (Act.REFUSE_PUTS,)
+    return after, (SimpleAction.REFUSE_PUTS,)
 
 
-def lead_on(replica: Replica) -> Moved:
+def lead_on(replica: Replica) -> Transition:
     """Return the leader after a hand-over that failed."""
     after = replace(replica, role=next_role(replica.role, E.LEAD_ON))
-    return after, (Act.OPEN_PUTS,)
+    return after, (SimpleAction.OPEN_PUTS,)
 
 
 def give_up(
     replica: Replica,
     presences: tuple[Presence, ...],
     *,
-    is_short: bool = False,
+    lacks_bytes: bool = False,
     target: int = NO_REPLICA,
-) -> Moved | None:
+) -> Transition | None:
     """Return the proposal to end the own term; it steps down once that took effect.
 
     Args:
         replica: leads, or merges.
         presences: presences of all replicas.
-        is_short: whether it lacks bytes or a disk, and so leaves the set by rule S.
+        lacks_bytes: whether it lacks bytes or a disk, and so leaves the set by rule S.
         target: replica that should claim next: ready, complete and in sync.
     """
     is_term = replica.role in TERM_ROLES - {R.CLAIMING}
     if not is_term or replica.pending is not None:
         return None
-    ready = unflagged(presences) - {replica.id} if is_short else None
+    ready = unflagged(presences) - {replica.id} if lacks_bytes else None
     change = plan_give_up(replica.record, replica.version, ready, target=target)
     return replace(replica, pending=change), (Propose(change),)
 
 
-def step_down(replica: Replica) -> Moved:
+def step_down(replica: Replica) -> Transition:
     """Return the replica after its term, or its attempt at one."""
-    acts = STEP_DOWN if replica.term is not None else ()
+    steps = STEP_DOWN if replica.term is not None else ()
     after = replace(
         replica,
         role=next_role(replica.role, E.STEP_DOWN),
-        epoch=NO_EPOCH,
         merge=None,
         term=None,
         pending=None,
     )
-    return after, acts
+    return after, steps
 
 
-def declare_incomplete(replica: Replica) -> Moved:
+def declare_incomplete(replica: Replica) -> Transition:
     """Return a replica that has learned that it lacks promised bytes.
 
     It joins again with nothing: the join moves its logs aside.
     """
     saved = replace(replica.file, flag=Flag.INCOMPLETE)
     after = replace(replica, file=saved, stream=NO_EPOCH, is_sure=False)
-    return after, (Act.STOP_PULLING, SaveSet(saved))
+    return after, (SimpleAction.STOP_PULLING, SaveSet(saved))
 
 
 # -- following ------------------------------------------------------------------------
 
 
-def _follow(replica: Replica, leader: LeaderSeen) -> Moved:
+def _follow(replica: Replica, leader: LeaderSeen) -> Transition:
     role = next_role(replica.role, E.LEADER_SEEN)
     if replica.stream == leader.epoch:
         return replace(replica, role=role), ()
@@ -720,7 +708,7 @@ def _follow(replica: Replica, leader: LeaderSeen) -> Moved:
     return after, (SaveSet(saved), Join(leader.replica, leader.epoch))
 
 
-def joined(replica: Replica, epoch: Epoch) -> Moved:
+def joined(replica: Replica, epoch: Epoch) -> Transition:
     """Return the follower after all truncations and tables of a join; it may pull."""
     completed = replica.file.completed
     if not replica.file.flag:
@@ -729,7 +717,7 @@ def joined(replica: Replica, epoch: Epoch) -> Moved:
     return replace(replica, stream=epoch, file=saved), (SaveSet(saved),)
 
 
-def caught_up(replica: Replica) -> Moved:
+def caught_up(replica: Replica) -> Transition:
     """Return the follower whose logs have all reached their targets: it is complete.
 
     Saved before the acknowledgement that reports it.
@@ -739,7 +727,7 @@ def caught_up(replica: Replica) -> Moved:
     return replace(replica, file=saved, is_sure=True), (SaveSet(saved),)
 
 
-def leave_sure(replica: Replica, version: int) -> Moved | None:
+def leave_sure(replica: Replica, version: int) -> Transition | None:
     """Return the stopping replica, which may trust its directories at its next start.
 
     None if it does not trust them itself: a stop does not make an older state good.

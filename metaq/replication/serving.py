@@ -16,7 +16,7 @@ from metaq.model import LogId, MessageId, Offset, SizeBytes
 from metaq.protocol import texts
 from metaq.record.checksum import crc32
 from metaq.record.scan import CleanEnd, Incomplete, scan_records
-from metaq.replication.epochs import CopyFacts, parting_point
+from metaq.replication.epochs import CopyFacts, divergence_point
 from metaq.replication.messages import (
     Chunk,
     JoinLog,
@@ -88,7 +88,7 @@ async def answer_tail(
     end, copy = log.synced_end, request.copy
     if copy is not None:
         is_living = tables.is_living(log.number)
-        end = parting_point(facts_of(log, tables), copy) if is_living else Offset(0)
+        end = divergence_point(facts_of(log, tables), copy) if is_living else Offset(0)
     size = max(1, min(request.max_bytes, CHUNK_BYTES_MAX))
     try:
         if request.is_unchecked:

@@ -10,7 +10,7 @@ Reads take the presences first and the record after them: a presence with a newe
 than the record then proves that ZooKeeper was set back. A change of the record is one
 request, with three possible outcomes:
 
-    LANDED    it was executed
+    APPLIED   it was executed
     REFUSED   it was not, and will not be: the nodes have changed since they were read
     UNKNOWN   the reply was lost; it may have been executed, or may still be
 
@@ -171,7 +171,7 @@ def token_of(fs: FileSystem, digits: str) -> str:
     return f"{socket.gethostname()}-{boot.decode('ascii')}-{digits}"
 
 
-def require_former_life(there: Shown, *, address: str, token: str) -> None:
+def require_former_process(there: Shown, *, address: str, token: str) -> None:
     """Refuse to replace a replica that may be running, unless it is on this machine.
 
     On this machine it cannot run: its port would be in use, and its data locked.
@@ -209,7 +209,7 @@ def _read(path: str, decode: Callable[[bytes], T], data: bytes) -> T:
 class Outcome(enum.Enum):
     """Outcome of a change; see the top of this file."""
 
-    LANDED = "landed"
+    APPLIED = "applied"
     REFUSED = "refused"
     UNKNOWN = "unknown"
 
@@ -286,19 +286,15 @@ class SetNodes:
 
     # -- reading ----------------------------------------------------------------------
 
-    async def read(self, *, synced: bool) -> SetView:
-        """Read all nodes of the set; without a record, the view has none.
-
-        Args:
-            synced: read after a sync, so that the result is not out of date.
+    async def read(self) -> SetView:
+        """Read all nodes of the set after a sync; without a record, the view has none.
 
         Raises:
             ReplicaSetError: a payload is invalid; the text has its path.
             SessionLostError: there is no session, or another one began during the read.
         """
         session_version = self.coordinator.status.session_version
-        if synced:
-            await self.coordinator.sync(self._record, deadline_s=self._deadline_s())
+        await self.coordinator.sync(self._record, deadline_s=self._deadline_s())
         shown = await self._each(self._presences, decode_present)
         node = await self._get(self._record)
         led = await self._get(self._leader)
@@ -315,7 +311,7 @@ class SetNodes:
         self._session_version, self._known = session_version, members
         version = 0 if node is None else node.version
         presences = tuple(each.presence for each in shown.values())
-        view = View(record, version, seen, presences, is_synced=synced)
+        view = View(record, version, seen, presences)
         return SetView(view, shown, members, leader.address if leader else "")
 
     async def read_first(self, timeout_s: float) -> SetView:
@@ -325,11 +321,9 @@ class SetNodes:
             ReplicaSetError: as `read`.
             CoordinationError: ZooKeeper did not reply within `timeout_s`.
         """
+        until_s = self.clock.monotonic_s() + timeout_s
         return await retry(
-            partial(self.read, synced=True),
-            backoff=FIRST_BACKOFF,
-            deadline_s=self.clock.monotonic_s() + timeout_s,
-            clock=self.clock,
+            self.read, backoff=FIRST_BACKOFF, deadline_s=until_s, clock=self.clock
         )
 
     async def _each(
@@ -436,7 +430,9 @@ class SetNodes:
         if change.member_check is not None:
             path, found, version = await self._member(change.member_check[0])
             if found is None or found.incarnation != change.member_check[1]:
-                raise NodeChangedError(f"{path}: not life {change.member_check[1]}")
+                raise NodeChangedError(
+                    f"{path}: not incarnation {change.member_check[1]}"
+                )
             steps.append(CheckNode(path, version))
         if shown is not None:
             steps += await self._show_steps(shown)
@@ -482,7 +478,7 @@ class SetNodes:
         except UNANSWERED as error:
             _log.warning("no answer to a change: path=%s error=%s", self._record, error)
             return Outcome.UNKNOWN if is_sent else Outcome.REFUSED
-        return Outcome.LANDED
+        return Outcome.APPLIED
 
     async def create_record(
         self, record: SetRecord, members: Mapping[int, Member]
@@ -555,7 +551,7 @@ class SetNodes:
             is_same = node.data == data
             return () if is_same else (WriteNode(path, data, node.version),)
         there = _read(path, partial(decode_present, self._replica), node.data)
-        require_former_life(there, address=shown.address, token=shown.token)
+        require_former_process(there, address=shown.address, token=shown.token)
         return DeleteNode(path, node.version), CreateEphemeral(path, data)
 
     async def withdraw(self) -> None:

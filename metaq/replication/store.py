@@ -53,7 +53,7 @@ class StartFacts:
     """The `set` file; None: there is none."""
     is_cut: bool
     """Whether recovery cut a torn tail."""
-    is_short: bool
+    lacks_bytes: bool
     """Whether logs lack bytes that they had, or their epochs are damaged."""
     is_sealed: bool = False
     """Whether a clean stop had closed the directories."""

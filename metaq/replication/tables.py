@@ -29,12 +29,12 @@ from metaq.replication.epoch_journal import (
     ENTRIES,
     EPOCHS_FILE,
     MAGIC,
-    Begun,
-    Born,
-    Cut,
     Entry,
+    EpochBegun,
     EpochJournal,
-    Gone,
+    LogCreated,
+    LogDeleted,
+    TableCut,
     decode_entries,
     encode_entries,
 )
@@ -78,15 +78,15 @@ class EpochTables:
         self._paths: dict[int, Path] = {}
         """Number of each existing log → its data directory."""
         for path, file in self._files.items():
-            self._known.births.update(file.known.births)
+            self._known.logs.update(file.known.logs)
             self._known.tables.update(file.known.tables)
             self._known.gone.update(file.known.gone)
-            self._paths.update(dict.fromkeys(file.known.births, path))
-        for number in self._known.births:
+            self._paths.update(dict.fromkeys(file.known.logs, path))
+        for number in self._known.logs:
             # A log that began again in another directory is gone in the first one.
             self._known.gone.pop(number, None)
         self.numbers: Final[dict[LogId, int]] = {
-            each.log_id: number for number, each in self._known.births.items()
+            each.log_id: number for number, each in self._known.logs.items()
         }
         """Existing logs → their numbers."""
         self._under_way: Final = set[asyncio.Future[None]]()
@@ -121,7 +121,7 @@ class EpochTables:
     @property
     def starts(self) -> dict[LogId, Offset]:
         """Return the first offset of each existing log."""
-        return {each.log_id: each.start for each in self._known.births.values()}
+        return {each.log_id: each.start for each in self._known.logs.values()}
 
     @property
     def buried(self) -> AbstractSet[LogId]:
@@ -131,7 +131,7 @@ class EpochTables:
 
     def is_living(self, number: int | None) -> bool:
         """Return whether a log has epochs: it was begun here, and is not buried."""
-        return number in self._known.births
+        return number in self._known.logs
 
     def table(self, number: int) -> EpochTable:
         """Return the epochs of an existing log."""
@@ -174,11 +174,11 @@ class EpochTables:
         assert known == number, f"{log_id}: {known} is not buried, and {number} begins"
         former = self._directories.get(self._paths.get(number, directory.path))
         self.numbers[log_id], self._paths[number] = number, directory.path
-        born = Born(number, log_id, start, epoch)
+        born = LogCreated(number, log_id, start, epoch)
         self._known.apply([born])
         self._queue(directory, born)
         if former is not None and former is not directory:
-            self._queue(former, Gone(number))
+            self._queue(former, LogDeleted(number))
 
     def _queue(self, directory: LogDir, entry: Entry) -> None:
         file = self._files[directory.path]
@@ -196,7 +196,9 @@ class EpochTables:
             StorageError: a directory is offline, or goes offline now.
             ClosedError: a directory is closed.
         """
-        await self._write([Gone(each) for each in numbers if each not in self.gone])
+        await self._write(
+            [LogDeleted(each) for each in numbers if each not in self.gone]
+        )
 
     async def bury_topic(self, topic: str) -> None:
         """Record that the logs of a topic are deleted, as `bury`, also to followers."""
@@ -215,7 +217,9 @@ class EpochTables:
             StorageError: a directory is offline, or goes offline now.
             ClosedError: a directory is closed.
         """
-        await self._write([Begun(number, epoch, end) for number, end in ends.items()])
+        await self._write(
+            [EpochBegun(number, epoch, end) for number, end in ends.items()]
+        )
 
     async def adopt(self, tables: Mapping[int, EpochTable]) -> None:
         """Replace the tables of logs that were truncated or continue, synced on return.
@@ -270,10 +274,10 @@ class EpochTables:
 
     def _take(self, entries: Sequence[Entry]) -> None:
         """Apply entries to memory that are on disk."""
-        births = self._known.births
+        known = self._known.logs
         for entry in entries:
-            if isinstance(entry, Gone) and entry.number in births:
-                del self.numbers[births[entry.number].log_id]
+            if isinstance(entry, LogDeleted) and entry.number in known:
+                del self.numbers[known[entry.number].log_id]
                 del self._paths[entry.number]
                 if self.on_gone is not None:
                     self.on_gone(entry.number)
@@ -291,9 +295,9 @@ def _changes(number: int, old: EpochTable, new: EpochTable) -> Iterable[Entry]:
     while same < min(len(old), len(new)) and old[same] == new[same]:
         same += 1
     if same < len(old):
-        yield Cut(number, old[same].start)
+        yield TableCut(number, old[same].start)
     for epoch, start in new[same:]:
-        yield Begun(number, epoch, start)
+        yield EpochBegun(number, epoch, start)
 
 
 class _JournalFile:

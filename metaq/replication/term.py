@@ -9,7 +9,7 @@ from metaq.errors import TooFewReplicasError
 from metaq.replication.election import Presence
 from metaq.replication.leading import LeadingStreams
 from metaq.replication.progress import Leadership
-from metaq.replication.replica import Moved, Replica, note_join, saved_by
+from metaq.replication.replica import Replica, Transition, note_join, saved_by
 from metaq.replication.store import ReplicaStore
 from metaq.replication.upkeep import (
     WaitingPuts,
@@ -29,7 +29,7 @@ class TermNode(Protocol):
     def replica(self) -> Replica:
         """Return the state of the replica."""
 
-    def take_note(self, replica: Replica) -> None:
+    def set_replica(self, replica: Replica) -> None:
         """Replace the state by one that needs no action."""
 
     def wake(self) -> None:
@@ -85,7 +85,7 @@ class Term:
             f" {sorted(own.record.in_sync)}, and not all of them follow"
         )
 
-    def next_change(self, presences: tuple[Presence, ...]) -> Moved | None:
+    def next_change(self, presences: tuple[Presence, ...]) -> Transition | None:
         """Return the next change of the in-sync set, or None."""
         own, streams = self._node.replica, self.streams
         return change_set(
@@ -116,12 +116,12 @@ class Term:
     def on_join(self, replica: int, incarnation: int, revision: int) -> None:
         """Called when a follower has joined; its earlier process no longer counts."""
         self._lost.discard(replica)
-        self._node.take_note(note_join(self._node.replica, replica, incarnation))
+        self._node.set_replica(note_join(self._node.replica, replica, incarnation))
         self.on_saved(replica, revision)
 
     def on_saved(self, replica: int, revision: int) -> None:
         """Called when a follower has saved this revision of the record."""
-        self._node.take_note(saved_by(self._node.replica, replica, revision))
+        self._node.set_replica(saved_by(self._node.replica, replica, revision))
 
     def on_caught_up(self, replica: int) -> None:
         """Called when a follower has caught up in all logs; `next_change` decides."""

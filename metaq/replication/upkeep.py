@@ -12,10 +12,10 @@ from metaq.model import LogId, Offset
 from metaq.replication.election import Flag, Presence, PresenceState, unflagged
 from metaq.replication.progress import may_put
 from metaq.replication.record import NO_REPLICA
-from metaq.replication.replica import Moved, Replica, take_in, take_out
+from metaq.replication.replica import Replica, Transition, take_in, take_out
 from metaq.storage.partition_log import PartitionLog
 
-CHECKS: Final = 4
+CHECKS_PER_LAG: Final = 4
 """Number of checks of waiting puts per lag time; bounds how much later they end."""
 
 
@@ -31,7 +31,7 @@ def change_set(
     stalled: AbstractSet[int],
     lost: AbstractSet[int],
     caught_up: AbstractSet[int],
-) -> Moved | None:
+) -> Transition | None:
     """Return the next change of the in-sync set; None if none is due or allowed.
 
     Members that lack bytes leave first, then those that are late or away. A replica
@@ -50,11 +50,11 @@ def change_set(
     short = lost | incomplete(presences)
     leaving = others & (short | stalled | (others - present))
     for member in sorted(leaving, key=lambda k: (k not in short, k)):
-        if (moved := take_out(replica, member, presences)) is not None:
-            return moved
+        if (transition := take_out(replica, member, presences)) is not None:
+            return transition
     for joining in sorted((caught_up & present) - others - stalled - short):
-        if (moved := take_in(replica, joining)) is not None:
-            return moved
+        if (transition := take_in(replica, joining)) is not None:
+            return transition
     return None
 
 
@@ -102,7 +102,7 @@ class WaitingPuts:
             logs: logs that lead.
             now_s: time of the monotonic clock, in seconds.
         """
-        if now_s - self._checked_s < self._lag_s / CHECKS:
+        if now_s - self._checked_s < self._lag_s / CHECKS_PER_LAG:
             return
         self._checked_s = now_s
         before, self._since = self._since, {}

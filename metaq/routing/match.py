@@ -34,7 +34,7 @@ WORDS_MAX: Final = 32
 turn of its loop, with a node for each word that patterns do not share."""
 HEADERS_MAX: Final = 16
 """Maximum number of headers of a binding."""
-PLACES_MAX: Final = 50_000
+NODES_VISITED_MAX: Final = 50_000
 """Maximum number of trie nodes visited for one routing key, a twentieth of a second.
 A few patterns with many `#`, or thousands with a few, exceed it."""
 RESULTS_REMEMBERED_MAX: Final = 10_000
@@ -155,19 +155,20 @@ class _Patterns:
             del node.next[word]
 
     def find(self, key: str, _headers: HeaderPairs) -> Iterable[Binding]:
-        places, count = _with_rests([self._root]), 0
+        nodes, count = _with_rests([self._root]), 0
         for word in words_of(key):
-            count += len(places)
-            if count > PLACES_MAX:
+            count += len(nodes)
+            if count > NODES_VISITED_MAX:
                 raise ConfigError(
-                    f"routing key '{key[:80]}': expected at most {PLACES_MAX} places in"
-                    f" the patterns of its exchange that may match, got {count}"
+                    f"routing key '{key[:80]}': expected at most {NODES_VISITED_MAX}"
+                    " places in the patterns of its exchange that may match,"
+                    f" got {count}"
                 )
-            after = [node for node in places if node.stays]
-            after += [node.next[word] for node in places if word in node.next]
-            after += [node.next[ONE] for node in places if ONE in node.next]
-            places = _with_rests(after)
-        return [binding for node in places for binding in node.bindings]
+            after = [node for node in nodes if node.stays]
+            after += [node.next[word] for node in nodes if word in node.next]
+            after += [node.next[ONE] for node in nodes if ONE in node.next]
+            nodes = _with_rests(after)
+        return [binding for node in nodes for binding in node.bindings]
 
 
 def _with_rests(nodes: Iterable[_Node]) -> dict[_Node, None]:
@@ -267,7 +268,7 @@ class Matcher:
         """Return the bindings that a message matches, sorted by topic.
 
         Raises:
-            ConfigError: more than `PLACES_MAX` trie nodes would be visited.
+            ConfigError: more than `NODES_VISITED_MAX` trie nodes would be visited.
         """
         return sorted(self._index.find(key, headers), key=str)
 

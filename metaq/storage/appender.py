@@ -160,9 +160,9 @@ class GroupQueue:
         """Remove and return the next group of a log that has its turn."""
         waiting = self._waiting[writer]
         group = [waiting.popleft()]
-        room_bytes = self._group_bytes_max - group[0].size_bytes
-        while waiting and waiting[0].size_bytes <= room_bytes:
-            room_bytes -= waiting[0].size_bytes
+        free_bytes = self._group_bytes_max - group[0].size_bytes
+        while waiting and waiting[0].size_bytes <= free_bytes:
+            free_bytes -= waiting[0].size_bytes
             group.append(waiting.popleft())
         if writer in self._light_counts:
             self._light_counts[writer] -= sum(each.is_light for each in group)
@@ -276,7 +276,7 @@ class Appender:
         if self._groups:
             self._run_turn()
             if self._clock.monotonic_s() - self.free_space_s >= FREE_SPACE_REFRESH_S:
-                self.look_at_free_space()
+                self.measure_free_space()
         elif accepted:
             task = accepted.popleft()
             assert not isinstance(task, AppendRequest), task
@@ -288,7 +288,7 @@ class Appender:
         for _ in range(min(len(self.unindexed), INDEXED_LATER_MAX)):
             self.guarded(self.unindexed.pop().index)
 
-    def look_at_free_space(self) -> None:
+    def measure_free_space(self) -> None:
         """Check the lock, and report the free space to the loop; a task."""
 
         def look() -> None:
@@ -308,16 +308,16 @@ class Appender:
 
         self.guarded(sync)
 
-    def take_back(
+    def cut_off(
         self, writer: LogWriter, receiver: AppendReceiver, error: NoSpaceError
     ) -> None:
         """Cut off and refuse a group whose write found the disk full; a task."""
 
-        def take_back() -> None:
-            writer.take_back()
+        def cut_off() -> None:
+            writer.cut_off()
             self._refuse(writer, receiver, error)
 
-        self.guarded(take_back)
+        self.guarded(cut_off)
 
     def write_record(self, record: Holdings) -> None:
         """Write the record of what the directory holds; a task."""

@@ -312,7 +312,7 @@ class CommitOwner:
                 batches=[batch for each in requests for batch in each.batches],
             )
         except NoSpaceError as error:
-            self._left.append(partial(appender.take_back, writer, receiver, error))
+            self._left.append(partial(appender.cut_off, writer, receiver, error))
             return
         appender.unindexed.add(writer)
 

@@ -64,7 +64,7 @@ def damage_in_spans(
         damage += _damage_in_span(file, segment, span, size)
         if segment.offset_at(size) < span.end_offset:
             break
-    return apart(damage)
+    return merge_damage(damage)
 
 
 def _damage_in_span(
@@ -302,7 +302,7 @@ def _check_covered(
     end = max(min(spans[-1].end_offset, segment.end_offset), start)
     if damage and damage[-1].next_good_offset in {None, segment.end_offset}:
         end = segment.end_offset
-    return Part(end, apart(damage), count, (), tuple(miscounted))
+    return Part(end, merge_damage(damage), count, (), tuple(miscounted))
 
 
 def check_tail(
@@ -357,7 +357,7 @@ def check_tail(
     return Tail(spans or (), segment.end_offset, None, tuple(damage), last_id)
 
 
-def apart(damage: Iterable[Damage]) -> tuple[Damage, ...]:
+def merge_damage(damage: Iterable[Damage]) -> tuple[Damage, ...]:
     """Sort damaged ranges and merge those that touch, so that good offsets are good.
 
     Empty ranges, which name a file but cover no offset, are kept. At most

@@ -223,7 +223,7 @@ class Inventory:
         self._refused_by: dict[Path, Mapping[str, Claim]] = {}
         self.version = 0
         """Version of a replica's directories: the least of any of them."""
-        self.is_short = False
+        self.lacks_bytes = False
         """Whether the start found less than recorded, accepted or not."""
         self.were_sealed = False
         """Whether the start found every record sealed."""
@@ -309,7 +309,7 @@ class Inventory:
             directory = path / name
             if name not in names or not self._has_segment(directory):
                 self._fs.make_directory(directory)
-                self.is_short = True
+                self.lacks_bytes = True
                 first = directory / segment_file_name(extent.end)
                 self._fs.open_append(first, create=True).close()
                 _log.warning(
@@ -336,7 +336,7 @@ class Inventory:
             return {}
         extents = {str(log_id): extent for log_id, extent in found.items()}
         losses = losses_by_record(self._fs, path, record, extents, self._transactions)
-        self.is_short = self.is_short or bool(losses)
+        self.lacks_bytes = self.lacks_bytes or bool(losses)
         if record.is_accepted:
             for name, loss in losses.items():
                 _log.warning("loss accepted: partition=%s %s", name, loss)

@@ -23,7 +23,7 @@ from typing import Final
 from metaq.errors import DiskError, MissingFileError
 from metaq.fs import FileSystem
 from metaq.model import Offset, Position, SizeBytes
-from metaq.storage.damage import Tail, apart, check_tail
+from metaq.storage.damage import Tail, check_tail, merge_damage
 from metaq.storage.key_index import KEYS_SUFFIX
 from metaq.storage.segment import META_SUFFIX, Damage, Segment, segment_file_name
 from metaq.storage.span_index import SPANS_SUFFIX, SpanIndex, spans_path, try_read_index
@@ -106,13 +106,13 @@ def _look(fs: FileSystem, directory: Path) -> Names:
     ]
     missing, deleted = _sort_orphans(fs, in_order, orphans)
     return Names(
-        nominal(in_order),
-        apart([*missing, *check_contiguity(fs, in_order)]),
+        with_nominal_sizes(in_order),
+        merge_damage([*missing, *check_contiguity(fs, in_order)]),
         (*leftovers, *deleted),
     )
 
 
-def nominal(segments: Sequence[Segment]) -> tuple[Segment, ...]:
+def with_nominal_sizes(segments: Sequence[Segment]) -> tuple[Segment, ...]:
     """Return segments with expected sizes: each but the last extends to the next."""
     sealed = [
         replace(one, size_bytes=SizeBytes(two.base_offset - one.base_offset))

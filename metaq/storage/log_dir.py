@@ -135,7 +135,7 @@ class LogDir:
         """The error that took it offline, or None."""
         self.is_layout_changed = False
         """Whether a log was added, rolled or lost a segment since the last record."""
-        self.on_stir: Callable[[], None] | None = None
+        self.on_log_moved: Callable[[], None] | None = None
         """Called once when a log moves while there is nothing to index."""
         self.is_damage_new = True
         """Whether damage may have been found in a log since the mender last looked."""
@@ -152,7 +152,7 @@ class LogDir:
         """Whether its disk was read-only at the last check of the free space."""
         self.watermarks: WatermarkFile | None = None
         """File of a replica's watermarks; the storage thread's from `start` on."""
-        self.moved: Final[dict[int, Watermark]] = {}
+        self.unwritten_watermarks: Final[dict[int, Watermark]] = {}
         """Watermarks to be written to that file, by log number."""
         self._watermarks_s = float("-inf")
         self._record_s = float("-inf")
@@ -233,7 +233,7 @@ class LogDir:
             case DirState.NEW | DirState.CLOSED:
                 return ClosedError(f"data directory is closed: directory={self.path}")
 
-    def check_room(self, size_bytes: int) -> None:
+    def check_free_space(self, size_bytes: int) -> None:
         """Reserve space for a put, or raise `NoSpaceError`.
 
         Uses cached figures only: the storage thread checks the free space, and bytes
@@ -296,26 +296,26 @@ class LogDir:
             refresh_s: maximum age of the free space; lower in a replica.
         """
         if self.state is DirState.ONLINE:
-            look = partial(self._worker.submit, self.appender.look_at_free_space)
+            look = partial(self._worker.submit, self.appender.measure_free_space)
             if self.watermarks is None:
                 self.watch.tick(now_s, refresh_s, look)
             else:
                 soon_s = min(refresh_s, SET_LOOK_INTERVAL_S)
                 self.watch.tick(now_s, soon_s, look, SET_SILENCE_S_MAX)
-        if self.moved and now_s - self._watermarks_s >= WRITE_INTERVAL_S:
+        if self.unwritten_watermarks and now_s - self._watermarks_s >= WRITE_INTERVAL_S:
             self._watermarks_s = now_s
             self._write_watermarks(is_last=False)
 
     def lower_watermark(self, mark: Watermark) -> None:
         """Queue a synced write of a lower watermark, before later requests."""
-        self.moved.pop(mark.number, None)
+        self.unwritten_watermarks.pop(mark.number, None)
         if self.watermarks is not None and self.state is DirState.ONLINE:
             lower = partial(self.watermarks.lower, mark)
             self._worker.submit(partial(self.appender.guarded, lower))
 
     def _write_watermarks(self, *, is_last: bool) -> None:
-        file, marks = self.watermarks, tuple(self.moved.values())
-        self.moved.clear()
+        file, marks = self.watermarks, tuple(self.unwritten_watermarks.values())
+        self.unwritten_watermarks.clear()
         if file is None or self.state is DirState.NEW:
             return
         write = file.close if is_last else file.write
@@ -328,17 +328,17 @@ class LogDir:
         if self.state is DirState.ONLINE and self.appender.unindexed:
             self._worker.submit(self.appender.index_later)
 
-    def is_indexed(self, on_stir: Callable[[], None]) -> bool:
+    def is_indexed(self, on_log_moved: Callable[[], None]) -> bool:
         """Return whether nothing waits for `index`; see `LogManager.is_indexed`."""
         is_done = self.is_idle and not self.appender.unindexed
-        self.on_stir = on_stir if is_done else None
+        self.on_log_moved = on_log_moved if is_done else None
         return is_done or self.state is not DirState.ONLINE
 
-    def stir(self) -> None:
-        """Call `on_stir` once, because a log has moved."""
-        on_stir, self.on_stir = self.on_stir, None
-        if on_stir is not None:
-            on_stir()
+    def note_log_moved(self) -> None:
+        """Call `on_log_moved` once, because a log has moved."""
+        on_log_moved, self.on_log_moved = self.on_log_moved, None
+        if on_log_moved is not None:
+            on_log_moved()
 
     def is_record_due(self, now_s: float) -> bool:
         """Return whether the record of the directory's contents is due."""

@@ -28,7 +28,7 @@ from metaq.fs.kernel_syncs import Syncs
 from metaq.model import LogId, MessageId, Millis, Offset, SizeBytes
 from metaq.stats import HistogramSnapshot, merge_snapshots
 from metaq.storage.append_request import Request
-from metaq.storage.damage import apart
+from metaq.storage.damage import merge_damage
 from metaq.storage.holdings import Claim, Extent
 from metaq.storage.inventory import TRANSACTIONS
 from metaq.storage.log_dir import DirState, LogDir, StartWorker
@@ -42,14 +42,14 @@ from metaq.storage.log_state import LogState
 from metaq.storage.log_writer import LogWriter
 from metaq.storage.losses import stop_incomplete
 from metaq.storage.opening import (
-    OnceBefore,
+    CallOnce,
     PartitionLoader,
     RecoveredPartition,
     data_paths,
     extent_of,
     log_directory_name,
     partition_names,
-    refuse_twins,
+    refuse_duplicates,
 )
 from metaq.storage.partition_log import PartitionLog
 from metaq.storage.producers import ProducerTable, StoredBatch
@@ -107,12 +107,12 @@ class LogManager(LogRemoval):
         """Wall clock of the newest append that recovery found; None if none."""
         self._is_closing = False
         self._may_seal = True
-        self.is_short = False
+        self.lacks_bytes = False
         """Whether the start of a replica found that bytes are missing."""
-        self.births: Callable[[LogId, LogDir, Offset], int] | None = None
+        self.assign_number: Callable[[LogId, LogDir, Offset], int] | None = None
         """Assigns the number of a new log, if a replica leads."""
-        self.on_born: Callable[[PartitionLog], None] | None = None
-        """Called with a log that `births` has numbered, before its first append."""
+        self.on_numbered: Callable[[PartitionLog], None] | None = None
+        """Called with a log that got its number so, before its first append."""
 
     # -- opening
 
@@ -145,7 +145,7 @@ class LogManager(LogRemoval):
             DataMissingError: a data directory, as a whole, holds less than before.
             StorageError: a disk fails, or one partition is in two directories. All
                 opened files are closed again.
-            ClosedError: `call_off` or `close` was called; likewise.
+            ClosedError: `cancel_open` or `close` was called; likewise.
         """
         recovered: list[RecoveredPartition] = []
         opened: list[LogDir] = []
@@ -159,7 +159,7 @@ class LogManager(LogRemoval):
             self._may_seal = numbers is None or self.were_sealed
             if numbers is not None:
                 self.known = KnownWatermarks(self._fs, names, numbers, starts)
-            loader = self._loader(OnceBefore(on_torn_tail))
+            loader = self._loader(CallOnce(on_torn_tail))
             for directory in opened:
                 path = directory.path
                 self._inventory.settle_accepted(path, names[path])
@@ -169,7 +169,7 @@ class LogManager(LogRemoval):
                     left_out=left_out,
                     require_wanted=self._require_wanted,
                 )
-            refuse_twins(recovered)
+            refuse_duplicates(recovered)
             self._require_wanted()
             recovered = stop_incomplete(self._inventory, loader, recovered, opened)
             extents = (
@@ -195,12 +195,12 @@ class LogManager(LogRemoval):
             self._add_recovered(each)
         if self.known is not None:
             self._add_unwritten(self.known, left_out)
-            self._find_lack(self.known, buried)
+            self._find_missing_bytes(self.known, buried)
         times = [each.newest_append_ms for each in recovered if each.newest_append_ms]
         self.newest_append_ms = max(times, default=None)
         self._retention.start(self.newest_append_ms)
 
-    def call_off(self) -> None:
+    def cancel_open(self) -> None:
         """End an `open` on another thread after the partitions in progress.
 
         Nothing can be opened any more; call `close` when `open` has ended.
@@ -233,7 +233,7 @@ class LogManager(LogRemoval):
             settings: of the topic: durability mode and data path of a new log.
             start_offset: start of a new log (a copy starts where its leader does).
             number: log number of a new log in a replica set, which follows; None:
-                `births` assigns one.
+                `assign_number` assigns one.
 
         Raises:
             StorageError: the name cannot be a directory, or the data path was
@@ -256,12 +256,12 @@ class LogManager(LogRemoval):
         refusal = directory.refusal()
         if refusal is not None:
             raise refusal
-        is_born = number is None and self.births is not None
-        if number is None and self.births is not None:
-            number = self.births(log_id, directory, start_offset)
+        is_new = number is None and self.assign_number is not None
+        if number is None and self.assign_number is not None:
+            number = self.assign_number(log_id, directory, start_offset)
         log = self._make_log(log_id, directory, settings, start_offset, number)
-        if is_born and self.on_born is not None:
-            self.on_born(log)
+        if is_new and self.on_numbered is not None:
+            self.on_numbered(log)
         return log
 
     # -- of a replica
@@ -408,9 +408,9 @@ class LogManager(LogRemoval):
         for directory in self._directories.values():
             directory.index()
 
-    def is_indexed(self, on_stir: Callable[[], None]) -> bool:
-        """Return whether there is nothing to index until `on_stir` is called."""
-        return all(each.is_indexed(on_stir) for each in self._directories.values())
+    def is_indexed(self, on_log_moved: Callable[[], None]) -> bool:
+        """Return whether there is nothing to index until `on_log_moved` is called."""
+        return all(each.is_indexed(on_log_moved) for each in self._directories.values())
 
     def directories(self) -> tuple[LogDir, ...]:
         """Return the data directories, for statistics."""
@@ -493,7 +493,7 @@ class LogManager(LogRemoval):
         def done(each: RecoveredPartition | None, error: StorageError | None) -> None:
             if each is not None:
                 left = (damage for damage in log.damage if not is_mended(damage))
-                damage = apart((*left, *each.found.damage))
+                damage = merge_damage((*left, *each.found.damage))
                 log.on_reopened(replace(each.found, damage=damage), each.batches)
             on_done(error)
 
@@ -732,14 +732,16 @@ class LogManager(LogRemoval):
         """Create the logs that have a number but no directory yet."""
         for log_id, number in known.numbers.items():
             if log_id not in self._logs and log_id.topic not in left_out:
-                self.is_short = self.is_short or known.has_lost(log_id)
+                self.lacks_bytes = self.lacks_bytes or known.has_lost(log_id)
                 settings = self._config.topic(log_id.topic)
                 directory = self._directories[Path(settings.data_path)]
                 start = known.starts.get(log_id, Offset(0))
                 self._make_log(log_id, directory, settings, start, number)
 
-    def _find_lack(self, known: KnownWatermarks, buried: Collection[LogId]) -> None:
-        """Set `is_short` if bytes are missing, or some have unknown epochs."""
+    def _find_missing_bytes(
+        self, known: KnownWatermarks, buried: Collection[LogId]
+    ) -> None:
+        """Set `lacks_bytes` if bytes are missing, or some have unknown epochs."""
         is_unknown = any(
             log.number is None and log.next_offset > log.log_start_offset
             for log in self._logs.values()
@@ -751,9 +753,9 @@ class LogManager(LogRemoval):
             for log in self._logs.values()
             for damage in log.damage
         )
-        lacks = self._inventory.is_short or known.too_short
+        lacks = self._inventory.lacks_bytes or known.too_short
         if lacks or is_unknown or is_open:
-            self.is_short = True
+            self.lacks_bytes = True
 
     def _extent_of(self, each: RecoveredPartition) -> Extent | None:
         """Return the offsets of a log; for a replica, those that cannot be cut."""

@@ -296,7 +296,7 @@ class LogWriter:
                     yield
                 active.file.write_all(step)
         except NoSpaceError:
-            self.take_back()
+            self.cut_off()
             raise
         self._move_end(size_bytes, record_count, last_id, batches)
 
@@ -311,7 +311,7 @@ class LogWriter:
         """Write as `write` does, if `takes_small`; call `begin_sync` next.
 
         Raises:
-            NoSpaceError: a part may have been written; call `take_back` next.
+            NoSpaceError: a part may have been written; call `cut_off` next.
             DiskError: the state of the file is unknown.
         """
         assert self._active is not None, "takes_small"
@@ -320,7 +320,7 @@ class LogWriter:
         self._move_end(sum(map(len, chunks)), record_count, last_id, batches)
         self.cover_later(chunks, record_count=record_count)
 
-    def take_back(self) -> None:
+    def cut_off(self) -> None:
         """Cut off bytes that a failed write may have left, and sync.
 
         Raises:

@@ -22,7 +22,7 @@ from metaq.fs.helper_threads import HelperThreads
 from metaq.model import LogId, MessageId, Millis, Offset, SizeBytes, no_items
 from metaq.record.ids import id_after
 from metaq.stats import Histogram
-from metaq.storage.damage import apart
+from metaq.storage.damage import merge_damage
 from metaq.storage.holdings import Extent
 from metaq.storage.listing import check_names
 from metaq.storage.log_writer import UNSYNCED_BYTES_MAX, LogWriter, WriterOptions
@@ -273,7 +273,7 @@ class PartitionLoader:
         )
 
 
-class OnceBefore:
+class CallOnce:
     """Calls a function once, before its first caller continues. Thread-safe."""
 
     def __init__(self, call: Callable[[], None]) -> None:
@@ -290,7 +290,7 @@ class OnceBefore:
                 self._is_done = True
 
 
-def refuse_twins(recovered: Iterable[RecoveredPartition]) -> None:
+def refuse_duplicates(recovered: Iterable[RecoveredPartition]) -> None:
     """Raise `StorageError` if a partition is in two data directories."""
     places: dict[LogId, Path] = {}
     for each in recovered:
@@ -349,5 +349,5 @@ def stop_for(each: RecoveredPartition, loss: Damage) -> RecoveredPartition:
     """
     _log.error("log stopped: %s", loss)
     each.writer.abandon()
-    damage = apart((*each.found.damage, loss))
+    damage = merge_damage((*each.found.damage, loss))
     return replace(each, found=replace(each.found, spans=None, damage=damage))

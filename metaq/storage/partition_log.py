@@ -39,7 +39,7 @@ from metaq.storage.append_request import (
     Tickets,
     WriterProgress,
 )
-from metaq.storage.damage import apart
+from metaq.storage.damage import merge_damage
 from metaq.storage.log_dir import LogDir
 from metaq.storage.log_state import (
     COPYING,
@@ -318,7 +318,7 @@ class PartitionLog(ReadableLog):
                 f"copy does not go on where partition {self.log_id} ends: expected"
                 f" offset {self.next_offset}, got {copy.offset}"
             )
-        self.log_dir.check_room(copy.size_bytes)
+        self.log_dir.check_free_space(copy.size_bytes)
         request = AppendRequest(
             self.writer,
             self,
@@ -480,8 +480,8 @@ class PartitionLog(ReadableLog):
             mark = Watermark(self.number, end, self.log_start_offset)
             self.log_dir.lower_watermark(mark)
 
-    def settle(self, target: Offset) -> None:
-        """Set the high watermark at which the log is settled; call `set_bound` next.
+    def set_settled_from(self, target: Offset) -> None:
+        """Set the high watermark from which on it is settled. Call `set_bound` next.
 
         Args:
             target: offset in the leader's answer to the join. No replica has reported a
@@ -524,7 +524,7 @@ class PartitionLog(ReadableLog):
         if end < self.high_watermark:
             detail = f"log ends too early: expected {self.high_watermark}, got {end}"
             lost = Damage(self.segments.active.path, end, None, detail)
-            damage, end = apart((*damage, lost)), self.high_watermark
+            damage, end = merge_damage((*damage, lost)), self.high_watermark
         self._in_flight.clear()
         self.producers.replace(batches)
         self.record_count, self.damage = found.record_count, damage
@@ -566,8 +566,8 @@ class PartitionLog(ReadableLog):
 
         Progress older than the known state changes nothing.
         """
-        if self.log_dir.on_stir is not None:
-            self.log_dir.stir()
+        if self.log_dir.on_log_moved is not None:
+            self.log_dir.note_log_moved()
         if self.state is LogState.OFFLINE or self.state is LogState.CLOSED:
             return
         if progress.synced_end < self.synced_end or progress.log_end < self.log_end:
@@ -654,7 +654,7 @@ class PartitionLog(ReadableLog):
         """
         if (self.state, LogEvent.DAMAGE) not in TRANSITIONS:
             return
-        before, self.damage = self.damage, apart((*self.damage, damage))
+        before, self.damage = self.damage, merge_damage((*self.damage, damage))
         self.log_dir.is_damage_new = True
         ends = [each.next_good_offset for each in self.damage]
         is_bounded = all(end is not None and end <= self.synced_end for end in ends)
@@ -719,7 +719,7 @@ class PartitionLog(ReadableLog):
                 f"partition {self.log_id} is full: expected less than {size_max} bytes,"
                 f" got {size_before}"
             )
-        self.log_dir.check_room(size_bytes)
+        self.log_dir.check_free_space(size_bytes)
 
     def _give_up(self) -> None:
         """Fail everything in flight: its outcome will not be known."""
@@ -744,5 +744,5 @@ class PartitionLog(ReadableLog):
             self.is_settled = True
         if self.number is not None and end > self.high_watermark:
             mark = Watermark(self.number, end, self.log_start_offset)
-            self.log_dir.moved[self.number] = mark
+            self.log_dir.unwritten_watermarks[self.number] = mark
         return end

@@ -52,7 +52,7 @@ from typing import Final
 from metaq.errors import NoSpaceError, StorageError
 from metaq.fs import FileSystem, ReadFile
 from metaq.model import MessageId, Millis, Offset, Position, SizeBytes
-from metaq.storage.damage import apart, check_tail, damage_in_spans
+from metaq.storage.damage import check_tail, damage_in_spans, merge_damage
 from metaq.storage.holdings import Extent
 from metaq.storage.key_index import cut_keys
 from metaq.storage.listing import check_names, index_of, walk_segment
@@ -185,7 +185,7 @@ def recover_log(
     if last_id == NO_ID and sealed:
         last_id = _last_id_of(fs, sealed[-1], span_bytes_min)
         index = replace(index, last_id_before=last_id)
-    damage_found = apart(names.damage + active.damage)
+    damage_found = merge_damage(names.damage + active.damage)
     count = index.record_count + _count_records(fs, sealed)
     torn, spans = None, None
     if active.flaw is not None:

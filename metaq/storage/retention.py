@@ -81,7 +81,7 @@ class TrustedTime:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class ClockCheck:
     """Result of one comparison of the clocks."""
 
     trusted: TrustedTime
@@ -115,7 +115,9 @@ def trust_at_start(
     )
 
 
-def look_at_clocks(trusted: TrustedTime, *, wall_ms: Millis, boot_ms: Millis) -> Look:
+def check_clocks(
+    trusted: TrustedTime, *, wall_ms: Millis, boot_ms: Millis
+) -> ClockCheck:
     """Compare both clocks with the trusted time; see the module docstring."""
     passed = boot_ms - trusted.boot_ms
     expected = Millis(trusted.wall_ms + passed)
@@ -123,14 +125,14 @@ def look_at_clocks(trusted: TrustedTime, *, wall_ms: Millis, boot_ms: Millis) ->
     allowed = STEP_MS_MAX + passed // DRIFT_PER_MS
     believed = TrustedTime(wall_ms, boot_ms)
     if abs(lead) <= allowed:
-        return Look(believed, wall_ms, None)
+        return ClockCheck(believed, wall_ms, None)
     since, is_absence = trusted.since_ms, trusted.is_absence
     if since is None or abs(lead - trusted.lead_ms) > allowed:
         since, is_absence = boot_ms, False
     is_held = boot_ms - since < HOLD_MS
     is_too_far = lead > LEAD_MS_MAX and not trusted.is_start
     if not is_held and not is_too_far:
-        return Look(believed, wall_ms, None)
+        return ClockCheck(believed, wall_ms, None)
     clock_fault = (
         f"wall clock is not believed: expected {expected} ms, got {wall_ms} ms,"
         f" {'ahead' if lead > 0 else 'behind'} by {abs(lead) // 1000} s"
@@ -144,7 +146,7 @@ def look_at_clocks(trusted: TrustedTime, *, wall_ms: Millis, boot_ms: Millis) ->
         since_ms=since,
     )
     now_ms = Millis(min(wall_ms, expected))
-    return Look(kept, now_ms, None if is_absence else clock_fault)
+    return ClockCheck(kept, now_ms, None if is_absence else clock_fault)
 
 
 # -- plan -----------------------------------------------------------------------------
@@ -215,7 +217,7 @@ def plan_retention(
 
     Args:
         logs: All logs of the directory, except damaged ones.
-        now_ms: From `look_at_clocks`.
+        now_ms: From `check_clocks`.
         directory_bytes_max: Size limit of all logs together, bytes; 0: none.
     """
     actions: list[Removal] = []

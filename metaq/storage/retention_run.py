@@ -53,7 +53,7 @@ from metaq.storage.retention import (
     Reason,
     SegmentFacts,
     TrustedTime,
-    look_at_clocks,
+    check_clocks,
     plan_retention,
     trust_at_start,
 )
@@ -207,7 +207,7 @@ class Retention:
         clock_fault = None
         try:
             assert self._trusted is not None, "started"
-            look = look_at_clocks(
+            look = check_clocks(
                 self._trusted, wall_ms=self._clock.wall_ms(), boot_ms=self._boot_ms()
             )
             self._trusted, clock_fault = look.trusted, look.clock_fault
@@ -283,7 +283,7 @@ class Retention:
                 if not self._is_gone(segment):
                     continue
             removed.append(segment)
-            self._tell(log, segment, action.reason)
+            self._log_removal(log, segment, action.reason)
 
     def _require_wanted(self, log: LogSnapshot) -> None:
         """Raise ClosedError if the logs are being closed.
@@ -298,7 +298,7 @@ class Retention:
                 f"partition {log.log_id} was stopped, its segments stay"
             )
 
-    def _tell(self, log: LogSnapshot, segment: Segment, reason: Reason) -> None:
+    def _log_removal(self, log: LogSnapshot, segment: Segment, reason: Reason) -> None:
         """Report a removed segment to its log."""
         known = self._facts.pop(segment, None)
         count = known.record_count if known is not None else 0

@@ -35,7 +35,7 @@ from metaq.errors import DiskError, MissingFileError, NoSpaceError
 from metaq.fs import FileSystem
 from metaq.model import LogId, Offset, SizeBytes
 from metaq.stats import counter, gauge
-from metaq.storage.damage import apart, check_part
+from metaq.storage.damage import check_part, merge_damage
 from metaq.storage.listing import check_names, index_of
 from metaq.storage.segment import Damage, Segment
 from metaq.storage.span_index import (
@@ -307,7 +307,9 @@ def run_step(fs: FileSystem, step: ScrubStep) -> StepResult:
         result = StepResult(segment.end_offset, size, damage, None, ())
     if result.end >= segment.end_offset and not result.damage:
         _complete_index(fs, step, result)
-    return replace(result, damage=apart(named + result.damage)) if named else result
+    return (
+        replace(result, damage=merge_damage(named + result.damage)) if named else result
+    )
 
 
 def _check_names(fs: FileSystem, step: ScrubStep) -> tuple[Damage, ...]:

@@ -27,7 +27,7 @@ from metaq.fs import FileSystem, ReadFile
 from metaq.fs.helper_threads import HelperThreads
 from metaq.model import Offset, Position, SizeBytes
 from metaq.record.checksum import checksum_of_joined
-from metaq.storage.damage import apart, check_parts, damage_in_spans
+from metaq.storage.damage import check_parts, damage_in_spans, merge_damage
 from metaq.storage.listing import find_lost
 from metaq.storage.segment import Damage, DamagedSegmentError, Segment
 from metaq.storage.span_index import SpanIndex
@@ -83,7 +83,7 @@ def damage_in(
             bytes_max=gap.size_bytes,
         )
         damage += [each for part in parts for each in part.damage]
-    return tuple(each for each in apart(damage) if each.overlaps(start, end))
+    return tuple(each for each in merge_damage(damage) if each.overlaps(start, end))
 
 
 def checksum_in(

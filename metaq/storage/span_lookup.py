@@ -90,7 +90,7 @@ class SpanLookup:
         self._file = file
         self._segment = segment
         self._blocks_max = blocks_max
-        self._goods = [
+        self._good_offsets = [
             one.next_good_offset for one in damage if one.next_good_offset is not None
         ]
         self._blocks: dict[int, bytes] = {}
@@ -135,7 +135,7 @@ class SpanLookup:
         if before >= 0 and (span := self._span(before)) is not None:
             is_inside = start < span.end_offset
             at = span.base_offset if is_inside else span.end_offset
-        at = max([at, *(good for good in self._goods if good <= start)])
+        at = max([at, *(good for good in self._good_offsets if good <= start)])
         last = self._place_before(Offset(end - 1)) if is_merged else self._count - 1
         place = first
         while place <= last and at < end:

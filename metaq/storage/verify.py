@@ -24,7 +24,7 @@ from typing import Final
 from metaq.errors import DiskError, MissingFileError
 from metaq.fs import FileSystem, ReadFile
 from metaq.model import LogId, Offset, SizeBytes
-from metaq.storage.damage import Part, apart, check_parts, check_tail
+from metaq.storage.damage import Part, check_parts, check_tail, merge_damage
 from metaq.storage.holdings import Extent, Holdings
 from metaq.storage.inventory import (
     TRANSACTIONS,
@@ -140,28 +140,28 @@ def verify_directory(
     root = directory if itself is None else directory.parent
     # Read first: the bytes that it names were synced by then.
     record = read_holdings(fs, root)
-    looks: dict[LogId, _Look] = {}
+    checks: dict[LogId, _LogCheck] = {}
     for log_id, path in list_logs(fs, directory):
-        start = partial(_Look, fs, log_id, path, in_use, unsynced_bytes_max)
-        look = start(on_progress, checked_bytes).run()
-        if in_use and look.findings:
+        start = partial(_LogCheck, fs, log_id, path, in_use, unsynced_bytes_max)
+        check = start(on_progress, checked_bytes).run()
+        if in_use and check.findings:
             again = start().run()
-            again.keep({each.key for each in look.findings})
-            look = again
-        looks[log_id] = look
-        segment_count += look.segment_count
-        record_count += look.record_count
-        checked_bytes += look.checked_bytes
-    losses = {} if record is None else _find_losses(fs, root, record, looks)
-    for log_id, look in looks.items():
+            again.keep({each.key for each in check.findings})
+            check = again
+        checks[log_id] = check
+        segment_count += check.segment_count
+        record_count += check.record_count
+        checked_bytes += check.checked_bytes
+    losses = {} if record is None else _find_losses(fs, root, record, checks)
+    for log_id, check in checks.items():
         loss = losses.pop(log_id, None)
-        if loss is not None and not look.is_refused:
-            look.damage = apart((*look.damage, loss))
-        findings += look.findings
+        if loss is not None and not check.is_refused:
+            check.damage = merge_damage((*check.damage, loss))
+        findings += check.findings
     if itself is None:
         findings += [_damage_finding(log_id, loss) for log_id, loss in losses.items()]
     return VerifyReport(
-        len(looks),
+        len(checks),
         segment_count,
         SizeBytes(checked_bytes),
         record_count,
@@ -170,7 +170,7 @@ def verify_directory(
 
 
 def _find_losses(
-    fs: FileSystem, root: Path, record: Holdings, looks: Mapping[LogId, "_Look"]
+    fs: FileSystem, root: Path, record: Holdings, checks: Mapping[LogId, "_LogCheck"]
 ) -> dict[LogId, Damage]:
     """Return the losses of partitions, compared with their data directory's record.
 
@@ -179,9 +179,9 @@ def _find_losses(
     """
     if record.is_accepted:
         return {}
-    others = set(partition_names(fs, root)) - set(map(str, looks))
+    others = set(partition_names(fs, root)) - set(map(str, checks))
     found = listed_extents(fs, root, others)
-    found |= {str(log_id): look.extent for log_id, look in looks.items()}
+    found |= {str(log_id): check.extent for log_id, check in checks.items()}
     losses = losses_by_record(fs, root, record, found, root / TRANSACTIONS)
     if losses:
         record = read_holdings(fs, root) or record
@@ -224,7 +224,7 @@ def _partition_of(directory: Path, names: Collection[str]) -> LogId | None:
 
 
 @dataclass(slots=True, eq=False)
-class _Look:
+class _LogCheck:
     """One check of a partition directory, with its findings."""
 
     fs: FileSystem
@@ -263,7 +263,7 @@ class _Look:
             if _damage_finding(self.log_id, each).key in keys
         )
 
-    def run(self) -> "_Look":
+    def run(self) -> "_LogCheck":
         """Check names and sizes, and then every byte; call once."""
         names = check_names(self.fs, self.directory, in_use=self.in_use)
         if names.bad_name:
@@ -288,7 +288,7 @@ class _Look:
                     self._damage.append(Damage(segment.path, start, end, str(error)))
                 elif not (self.in_use and isinstance(error, MissingFileError)):
                     raise
-        self.damage = apart(self._damage)
+        self.damage = merge_damage(self._damage)
         return self
 
     def _check_segment(self, segment: Segment, *, is_active: bool) -> None:

@@ -96,8 +96,8 @@ class SteppedQueues(QueueService):
         for group, queue in self.parts():
             is_idle = not queue.letters_open and not queue.state.held_count
             if self._content is not None and is_idle:
-                image = queue.state.image(self.now())
-                self._content.by_name[queue.name] = image
+                snapshot = queue.state.snapshot(self.now())
+                self._content.by_name[queue.name] = snapshot
                 self._forget(group, queue)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from metaq.delay.plan import PLACES_MAX
+from metaq.delay.plan import RECORD_MESSAGES_MAX
 from metaq.model import Offset
 from metaq.protocol.commands import Cancel, ListScheduled
 from metaq.record.layout import HEADER_BYTES
@@ -326,11 +326,11 @@ def test_a_record_has_a_bound_of_messages() -> None:
     """More with one time are refused, however many a batch may have."""
 
     async def main() -> None:
-        rig = await DelayRig(batch_records_max=PLACES_MAX + 1).start()
-        command = mput_of(*[b"x"] * (PLACES_MAX + 1), due_ms=rig.now_ms + 1000)
+        rig = await DelayRig(batch_records_max=RECORD_MESSAGES_MAX + 1).start()
+        command = mput_of(*[b"x"] * (RECORD_MESSAGES_MAX + 1), due_ms=rig.now_ms + 1000)
         reply = await rig.send(command)
         assert reply.status == 500
-        assert f"expected at most {PLACES_MAX} messages with one" in reply.text
+        assert f"expected at most {RECORD_MESSAGES_MAX} messages with one" in reply.text
         await rig.kill()
 
     asyncio.run(main())

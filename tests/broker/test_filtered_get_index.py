@@ -37,14 +37,14 @@ class WatchedDisk(SystemFileSystem):
         super().__init__()
         self.looks = 0
         """Times that an index was opened."""
-        self.on_look: Callable[[], object] = lambda: None
+        self.on_check: Callable[[], object] = lambda: None
         self.on_read: Callable[[], object] = lambda: None
 
     def open_read(self, path: Path) -> ReadFile:
         file = super().open_read(path)
         if path.suffix == KEYS_SUFFIX:
             self.looks += 1
-            self.on_look()
+            self.on_check()
         else:
             file.__class__ = WatchedFile
             file.disk = self
@@ -229,7 +229,7 @@ def test_a_cut_during_a_look_voids_what_it_said(
                 log.segments = Segments([replace(each) for each in log.segments])
                 keys_path(log.segments.active.path, Offset(0)).unlink()
 
-        disk.on_look = cut if is_cut else disk.on_look
+        disk.on_check = cut if is_cut else disk.on_check
         reply = value(await reader.get(0, PAID))
         assert list(matches_in(reply)) == ([puts[1][0]] if is_cut else [])
         assert reply.next_offset == log.high_watermark

@@ -139,18 +139,18 @@ def test_a_backlog_waits_for_no_worker_after_a_stop(tmp_path: Path) -> None:
                 assert await worker.say(each, SettleVerb.RELEASE) is Word.OK
             return got
 
-    async def after(kept: Any) -> None:
+    async def after(reservations: Any) -> None:
         async with running_broker(tmp_path, hours) as broker, Peer(broker) as peer:
             define(broker)
             worker = Worker(peer, "w5")
             (free,) = await worker.take(9, wait_ms=20_000)
             assert (free.data, free.deliveries) == (b"d", 1)
-            assert await worker.ack(kept) is Word.OK
+            assert await worker.ack(reservations) is Word.OK
             assert queue_of(broker).state.open_count == 1
 
     asyncio.run(live(b"a", b"b", b"c", b"d", acked=2))
-    kept, _released = asyncio.run(live(acked=0))
-    asyncio.run(after(kept))
+    reservations, _released = asyncio.run(live(acked=0))
+    asyncio.run(after(reservations))
 
 
 def test_what_a_stop_kept_for_a_worker_comes_again_when_it_is_not_back(
@@ -333,10 +333,10 @@ def only_last_record(data: Path) -> None:
     raw, position = path.read_bytes(), 0
     while isinstance(found := read_record(raw, Position(position)), Record):
         last, position = position, position + found.size_bytes
-    kept = raw[last:position]
+    reservations = raw[last:position]
     for each in path.parent.iterdir():
         each.unlink()
-    path.with_name(f"{0:020d}.meta").write_bytes(kept)
+    path.with_name(f"{0:020d}.meta").write_bytes(reservations)
     (data / "holdings").unlink()
 
 

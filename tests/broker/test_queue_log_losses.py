@@ -91,10 +91,10 @@ def test_what_queues_lack_is_repeated_once_that_is_accepted(
         assert await ack_one(peer) == b"b"
 
     start(data, later)
-    (kept,) = data.glob("__queues-*")
-    shutil.rmtree(kept)
+    (reservations,) = data.glob("__queues-*")
+    shutil.rmtree(reservations)
     if is_older:
-        shutil.copytree(backup / kept.name, kept)
+        shutil.copytree(backup / reservations.name, reservations)
 
     async def refused(_broker: Broker, peer: Peer) -> None:
         worker = Worker(peer)

@@ -18,12 +18,12 @@ def test_a_worker_that_is_cut_off_keeps_its_messages_when_it_is_back(
     async def scenario(broker: Broker, peer: Peer) -> None:
         await put(peer, b"kept", b"lost")
         async with Peer(broker) as gone:
-            (kept,) = await Worker(gone, "w1").take(1)
+            (reservations,) = await Worker(gone, "w1").take(1)
         async with Peer(broker) as back:
             worker = Worker(back, "w1")
-            assert await worker.say(kept, SettleVerb.EXTEND, 30_000) is Word.OK
+            assert await worker.say(reservations, SettleVerb.EXTEND, 30_000) is Word.OK
             assert [g.data for g in await worker.take(9, wait_ms=300)] == [b"lost"]
-            assert await worker.ack(kept) is Word.OK
+            assert await worker.ack(reservations) is Word.OK
         async with Peer(broker) as other:
             (again,) = await Worker(other, "w2").take(9, wait_ms=20_000)
             assert (again.data, again.deliveries) == (b"lost", 2)

@@ -144,17 +144,17 @@ def test_the_next_leader_goes_on_with_what_is_done_and_who_has_what() -> None:
     async def scenario(rig: Replicas) -> None:
         async with serving(rig, b"done", b"kept", b"lost") as (_broker, peer):
             worker, other = Patient(peer, "w1"), Patient(peer, "w2")
-            done, kept = await worker.take(2)
+            done, reservations = await worker.take(2)
             await other.take(1)
             assert await worker.ack(done) is Word.OK
         await kill_leader(rig)
         async with serving(rig) as (_broker, peer):
             worker, other = Patient(peer, "w1"), Patient(peer, "w3")
-            assert await worker.say(kept, SettleVerb.EXTEND, 30_000) is Word.OK
+            assert await worker.say(reservations, SettleVerb.EXTEND, 30_000) is Word.OK
             (lost,) = await other.take(9, wait_ms=WAIT_MS)
             assert lost.data == b"lost"
             assert await worker.ack(done) is Word.DONE
-            assert await worker.ack(kept) is Word.OK
+            assert await worker.ack(reservations) is Word.OK
             assert await other.ack(lost) is Word.OK
             assert await other.take(9, wait_ms=600) == []
 

@@ -83,7 +83,7 @@ def test_the_flag_is_on_the_disk_before_a_torn_tail_goes() -> None:
         rig[other].save_error = None
         facts = opened(rig, other)
         assert facts.is_cut
-        assert not facts.is_short
+        assert not facts.lacks_bytes
         file = read_set_file(rig[other].disk, DATA)
         assert file is not None
         assert file.flag is Flag.CUT

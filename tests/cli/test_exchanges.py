@@ -7,7 +7,7 @@ import pytest
 
 from metaq.cli.cluster import Target, find_topic
 from metaq.cli.exchanges import (
-    BindingWishes,
+    BindingOptions,
     bind,
     create,
     delete,
@@ -20,7 +20,7 @@ from metaq.errors import ClientError
 from metaq.testing.embedded import embedded_broker
 
 ONE_BROKER = {"target": "MetaQ has no exchanges"}
-ORDERS = BindingWishes(key="order.#", headers=(), is_any=False)
+ORDERS = BindingOptions(key="order.#", headers=(), is_any=False)
 
 
 @pytest.fixture
@@ -58,13 +58,13 @@ def test_a_binding_by_headers_is_named_in_one_way_everywhere(
     """The options that bound it unbind it."""
     create(target, "regions", "headers", None, as_json=True)
     assert json.loads(capsys.readouterr().out)["topic"] is None
-    wishes = BindingWishes(key="", headers=("region=eu", "vip"), is_any=True)
-    bind(target, "regions", "orders", wishes, as_json=True)
+    options = BindingOptions(key="", headers=("region=eu", "vip"), is_any=True)
+    bind(target, "regions", "orders", options, as_json=True)
     found = json.loads(capsys.readouterr().out)
     assert (found["headers"], found["match"]) == ("region=eu vip", "any")
     assert route(target, "regions", "", (("vip", b"1"),), as_json=False)
-    assert unbind(target, "regions", "orders", wishes)
-    assert not unbind(target, "regions", "orders", wishes)
+    assert unbind(target, "regions", "orders", options)
+    assert not unbind(target, "regions", "orders", options)
     assert not route(target, "regions", "", (("vip", b"1"),), as_json=False)
 
 

@@ -11,7 +11,7 @@ from metaq.cli.cluster import Target
 from metaq.cli.exchanges import list_exchanges
 from metaq.cli.main import main
 from metaq.cli.queues import (
-    GroupWishes,
+    GroupOptions,
     alter,
     create,
     delete,
@@ -178,7 +178,7 @@ def test_a_group_is_made_and_altered(
         target,
         "mails",
         "orders",
-        GroupWishes(lease_s=5.0, then="drop", where="tag = 'paid'", **words),
+        GroupOptions(lease_s=5.0, then="drop", where="tag = 'paid'", **words),
         "key",
         "latest",
         as_json=False,
@@ -196,10 +196,10 @@ def test_a_group_is_made_and_altered(
         "start": "latest",
         "where": "tag = 'paid'",
     }
-    wishes = GroupWishes(
+    options = GroupOptions(
         **{**words, "retry_delays_s": (0.0, 2.0)}, lease_s=None, then=None, where=""
     )
-    alter(target, "mails", wishes, as_json=True)
+    alter(target, "mails", options, as_json=True)
     found = json.loads(capsys.readouterr().out)
     assert (found["group"], found["retry_delays_s"]) == ("mails", "0,2")
     assert (found["lease_s"], found["ordered_by"]) == (5.0, "key")

@@ -9,7 +9,7 @@ import pytest
 
 from metaq.cli import topics
 from metaq.cli.cluster import Target
-from metaq.cli.topics import Wishes
+from metaq.cli.topics import TopicOptions
 from metaq.client import Client
 from metaq.client.errors import NoTopicError, TopicRefusedError
 from metaq.errors import ConfigError
@@ -30,20 +30,22 @@ def target(broker: Any) -> Target:
     return Target("zoo:2181", "/meta", (), 10.0, broker.coordinator_factory)
 
 
-def wishes(partitions: int, **settings: str) -> Wishes:
-    return Wishes(partitions=partitions, served_by=None, settings=settings)
+def options(partitions: int, **settings: str) -> TopicOptions:
+    return TopicOptions(partitions=partitions, served_by=None, settings=settings)
 
 
 def test_a_topic_is_made_and_shown(
     target: Target, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """For people a list and a table, for machines one object."""
-    topics.create(target, "orders", wishes(4, deletePolicy="delete,72h"), as_json=False)
+    topics.create(
+        target, "orders", options(4, deletePolicy="delete,72h"), as_json=False
+    )
     assert capsys.readouterr().out == (
         "state active\npartitions 4\nbrokers all\ndeletePolicy delete,72h\n\n"
         "broker\tis_there\tpartitions\teffect\ttext\n0\tTrue\t4\tin effect\t-\n"
     )
-    topics.alter(target, "orders", wishes(5, deletePolicy=""), as_json=True)
+    topics.alter(target, "orders", options(5, deletePolicy=""), as_json=True)
     assert json.loads(capsys.readouterr().out) == {
         "topic": "orders",
         "definition": {
@@ -87,14 +89,14 @@ def test_a_topic_of_server_ini_is_described_with_its_file(
 def test_a_misspelt_setting_has_a_hint(target: Target) -> None:
     """Nothing is made."""
     with pytest.raises(ConfigError, match="do you mean 'deletePolicy'"):
-        topics.create(target, "t", wishes(1, deletePolcy="x"), as_json=False)
+        topics.create(target, "t", options(1, deletePolcy="x"), as_json=False)
     with pytest.raises(NoTopicError):
         topics.describe(target, "t", as_json=False)
 
 
 def test_the_name_may_be_typed_at_a_terminal(target: Target) -> None:
     """The name is asked for only at a terminal."""
-    topics.create(target, "orders", wishes(1), as_json=False)
+    topics.create(target, "orders", options(1), as_json=False)
 
     def delete() -> None:
         topics.delete(target, "orders", None, as_json=False)
@@ -108,7 +110,7 @@ def test_scheduled_messages_of_a_deleted_topic_are_counted(
     target: Target, broker: Any
 ) -> None:
     """Before it is confirmed, and when it is done."""
-    topics.create(target, "orders", wishes(2), as_json=False)
+    topics.create(target, "orders", options(2), as_json=False)
     with Client(**broker.client_options) as client:
         client.producer().send_many("orders", [b"a", b"b"], delay="1h")
 

@@ -309,7 +309,7 @@ class Cluster:
 
     def view(self) -> SetView:
         """Return the nodes of the set."""
-        return at_set(self.target, BROKER_ID, lambda nodes: nodes.read(synced=True))
+        return at_set(self.target, BROKER_ID, lambda nodes: nodes.read())
 
     @property
     def record(self) -> SetRecord:

@@ -18,7 +18,7 @@ from metaq.delay.due_index import (
     open_run,
     topic_hash,
 )
-from metaq.delay.plan import NOTHING_DONE, Progress, Waiting
+from metaq.delay.plan import NOTHING_DONE, DueEntry, Progress
 from metaq.delay.records import decode_head, encode_cancelled, encode_head
 from metaq.errors import CorruptRecordError
 from metaq.model import MessageId, Offset
@@ -39,14 +39,14 @@ def record_of(payload: bytes) -> Record:
 
 def write_segment(
     fs: FaultyFileSystem, dues: Sequence[int]
-) -> tuple[Offset, list[Waiting]]:
+) -> tuple[Offset, list[DueEntry]]:
     """Write a segment with a batch of two for each due time."""
-    data, found = b"", list[Waiting]()
+    data, found = b"", list[DueEntry]()
     for due_ms in dues:
         payload = encode_head(due_ms, MessageId(1), "t", 0, 2) + b"x" * (due_ms % 7)
         record = encode_record(payload, id=MessageId(1))
-        place = due_ms, BASE + len(data), 2, len(record), topic_hash("t")
-        found.append(Waiting(*place))
+        entry = due_ms, BASE + len(data), 2, len(record), topic_hash("t")
+        found.append(DueEntry(*entry))
         data += record
     fs.make_directory(DIRECTORY)
     with fs.open_append(SEGMENT, create=True) as file:
@@ -54,9 +54,9 @@ def write_segment(
     return Offset(BASE + len(data)), sorted(found)
 
 
-def drain(index: DueIndex, fs: FaultyFileSystem) -> list[Waiting]:
+def drain(index: DueIndex, fs: FaultyFileSystem) -> list[DueEntry]:
     """Take everything, loading what is wanted."""
-    found = list[Waiting]()
+    found = list[DueEntry]()
     while True:
         for run in index.wanted(2**62):
             run.load(fs)
@@ -81,7 +81,7 @@ def test_entries_in_memory_come_in_the_order_of_their_times() -> None:
     """However many there are, and while others are added."""
     index, source = DueIndex(), random.Random(1)
     entries = [
-        Waiting(source.randrange(10**6), offset, 1, 10, 0)
+        DueEntry(source.randrange(10**6), offset, 1, 10, 0)
         for offset in range(3 * FRESH_MAX)
     ]
     for each in entries:
@@ -131,7 +131,7 @@ def test_a_file_is_entered_behind_what_is_done(
     assert index.messages == 2 * (2500 - passed)
     assert drain(index, fs) == wanted[passed:]
     unseen = [each for each in wanted[:passed] if each.offset >= done.seen]
-    assert [Waiting(*ENTRY.unpack(each)) for each in late] == unseen
+    assert [DueEntry(*ENTRY.unpack(each)) for each in late] == unseen
 
 
 def test_a_file_that_is_not_right_is_made_again(fs: FaultyFileSystem) -> None:
@@ -185,7 +185,7 @@ def test_a_file_takes_the_place_of_its_segment_in_memory(fs: FaultyFileSystem) -
     index = DueIndex()
     for each in wanted:
         index.add(ENTRY.pack(*each), BASE)
-    other = Waiting(4, end, 1, 10, 0)
+    other = DueEntry(4, end, 1, 10, 0)
     index.add(ENTRY.pack(*other), end)
     index.add_run(open_run(fs, SEGMENT, BASE, end, NOTHING_DONE).run)
     assert index.messages == 7

@@ -13,8 +13,8 @@ from metaq.delay.plan import (
     OFFSET_MAX,
     RETRY_MS_MAX,
     STEPS_MAX,
+    DueEntry,
     Progress,
-    Waiting,
     advanced,
     is_done,
     lowered,
@@ -31,20 +31,20 @@ DAY_MS = 24 * HOUR_MS
 class Source:
     """A tier that is a list."""
 
-    waiting: list[Waiting] = field(default_factory=list)
-    late: list[Waiting] = field(default_factory=list)
+    waiting: list[DueEntry] = field(default_factory=list)
+    late: list[DueEntry] = field(default_factory=list)
     progress: Progress = NOTHING_DONE
     seen: int = 10**6
 
-    def peek(self) -> Waiting | None:
+    def peek(self) -> DueEntry | None:
         return self.waiting[0] if self.waiting else None
 
-    def pop(self) -> Waiting:
+    def pop(self) -> DueEntry:
         return self.waiting.pop(0)
 
 
-def waiting(due_ms: int, offset: int, messages: int = 1, size: int = 100) -> Waiting:
-    return Waiting(due_ms, offset, messages, size, 0)
+def waiting(due_ms: int, offset: int, messages: int = 1, size: int = 100) -> DueEntry:
+    return DueEntry(due_ms, offset, messages, size, 0)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_the_oldest_of_all_tiers_goes_first_and_nothing_before_its_time() -> Non
     ],
 )
 def test_a_batch_is_bounded_but_for_one_larger_record(
-    first: Waiting, second: Waiting
+    first: DueEntry, second: DueEntry
 ) -> None:
     """The rest comes with the next one."""
     source = Source([first, second])
@@ -172,8 +172,8 @@ def test_each_record_is_delivered_once_whenever_it_comes(
 ) -> None:
     """Records that come early, late, or after the clock went back; with crashes."""
     steps = (NOTHING_DONE,)
-    log: list[Waiting] = []
-    delivered: list[Waiting] = []
+    log: list[DueEntry] = []
+    delivered: list[DueEntry] = []
     for (news, _at), now_ms in zip(arrivals, clock, strict=False):
         for due_ms, _offset, messages in news:
             log.append(waiting(due_ms, 10 * len(log), messages))

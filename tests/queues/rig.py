@@ -7,18 +7,18 @@ from metaq.model import Offset, SizeBytes
 from metaq.protocol.queue_frames import Settlement, SettleVerb, Word
 from metaq.queues.leases import Reclaim
 from metaq.queues.rules import Now, QueueRules
-from metaq.queues.state import Letter, QueueState, Taken
+from metaq.queues.state import DeadLetter, LeasedMessage, QueueState
 from metaq.queues.state_log import (
     Change,
     Done,
-    Images,
-    QueueImage,
     QueueName,
+    QueueSnapshot,
+    QueueSnapshots,
     StateKind,
     StateRecord,
     decode_state,
     encode_state,
-    snapshot_of,
+    snapshot_record,
 )
 
 NAME = QueueName("g", "t", 0)
@@ -52,9 +52,9 @@ class Rig:
         self.end = Offset(0)
         self.records: list[bytes] = []
         self.now = Now(1_000_000, 1_700_000_000_000)
-        self.letters: list[Letter] = []
-        image = QueueImage(Offset(0), incarnation=1)
-        self.state = make_state(self.rules, image, open_max=open_max)
+        self.letters: list[DeadLetter] = []
+        snapshot = QueueSnapshot(Offset(0), incarnation=1)
+        self.state = make_state(self.rules, snapshot, open_max=open_max)
         self._begin()
 
     def put(
@@ -96,7 +96,7 @@ class Rig:
         worker: str = "w",
         lease_ms: int = 30_000,
         size: int = 10**6,
-    ) -> list[Taken]:
+    ) -> list[LeasedMessage]:
         self.scan(count)
         is_alone = self.state.is_alone_first
         return self.state.take(
@@ -105,7 +105,7 @@ class Rig:
 
     def settle(
         self,
-        taken: Taken,
+        taken: LeasedMessage,
         verb: SettleVerb,
         argument: int = 0,
         text: str = "",
@@ -121,11 +121,11 @@ class Rig:
         self.store()
         return word
 
-    def hold(self, taken: Taken, worker: str = "w") -> Word:
+    def hold(self, taken: LeasedMessage, worker: str = "w") -> Word:
         """Ack in a transaction."""
         return self.settle(taken, SettleVerb.ACK, worker=worker, is_held=True)
 
-    def commit(self, *held: Taken) -> None:
+    def commit(self, *held: LeasedMessage) -> None:
         """End a transaction: its record is in the log, and then in the state."""
         done = [
             Done(each.offset, Offset(each.offset + each.size_bytes)) for each in held
@@ -134,11 +134,11 @@ class Rig:
         for each in held:
             self.state.end_hold(each.offset, self.now, is_done=True)
 
-    def roll_back(self, *held: Taken) -> None:
+    def roll_back(self, *held: LeasedMessage) -> None:
         for each in held:
             self.state.end_hold(each.offset, self.now, is_done=False)
 
-    def ack(self, taken: Taken) -> Word:
+    def ack(self, taken: LeasedMessage) -> Word:
         return self.settle(taken, SettleVerb.ACK)
 
     def store(self) -> None:
@@ -151,7 +151,7 @@ class Rig:
 
     def snapshot(self) -> None:
         self.store()
-        record = snapshot_of(1, NAME, self.state.image(self.now))
+        record = snapshot_record(1, NAME, self.state.snapshot(self.now))
         self.records = [encode_state(record)]
 
     def pass_time(self, ms: int) -> None:
@@ -159,7 +159,7 @@ class Rig:
         self.state.on_time(self.now)
         self.store()
 
-    def store_letter(self, letter: Letter) -> None:
+    def store_letter(self, letter: DeadLetter) -> None:
         """Commit a dead letter: the message is done by the same transaction."""
         self.letters.remove(letter)
         end = Offset(letter.offset + letter.size_bytes)
@@ -168,16 +168,16 @@ class Rig:
 
     def crash(self, reclaim_ms: int = 0) -> None:
         """Begin another life with what is stored."""
-        images = Images()
+        snapshots = QueueSnapshots()
         for each in self.records:
-            images.apply(decode_state(each))
-        image = images.by_name[NAME]
-        image.incarnation += 1
+            snapshots.apply(decode_state(each))
+        snapshot = snapshots.by_name[NAME]
+        snapshot.incarnation += 1
         self.letters = []
         reclaim = Reclaim(self.end, self.now.mono_ms + reclaim_ms)
         self.state = self.make_state(
             self.rules,
-            image,
+            snapshot,
             open_max=self.open_max,
             reclaim=reclaim if reclaim_ms else None,
         )

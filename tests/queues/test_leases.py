@@ -15,7 +15,7 @@ def test_a_lease_forgets_what_has_ended_while_it_has_one_message() -> None:
     for each in messages:
         lease.add(each)
     for each in messages[1:]:
-        lease.leave(each)
+        lease.remove(each)
     assert [*lease.messages] == messages[:1]
 
 

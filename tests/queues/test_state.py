@@ -9,7 +9,7 @@ import pytest
 from metaq.model import Offset, SizeBytes
 from metaq.protocol.queue_frames import GROUP_DELAY, Settlement, SettleVerb, Word
 from metaq.queues.rules import INCARNATION_SHIFT, QueueRules
-from metaq.queues.state import PASSED_BYTES_MAX, Letter, QueueState, Taken
+from metaq.queues.state import PASSED_BYTES_MAX, DeadLetter, LeasedMessage, QueueState
 from metaq.queues.state_log import Done, Returned
 from tests.queues.rig import Rig
 
@@ -17,7 +17,7 @@ LEASE_MS = 1_000
 RECLAIM_MS = 2_000
 
 
-def numbers(taken: list[Taken]) -> list[int]:
+def numbers(taken: list[LeasedMessage]) -> list[int]:
     return [each.offset // 100 for each in taken]
 
 
@@ -263,7 +263,7 @@ def test_the_last_delivery_ends_in_a_dead_letter(end: str) -> None:
         else:
             rig.pass_time(LEASE_MS)
     (letter,) = rig.letters
-    assert letter == Letter(Offset(0), letter.size_bytes, 2, "deliveries: 2")
+    assert letter == DeadLetter(Offset(0), letter.size_bytes, 2, "deliveries: 2")
     assert numbers(rig.take(9)) == [1]
     assert rig.settle(a, SettleVerb.ACK) is Word.LOST
     assert rig.settle(a, SettleVerb.NACK, 0) is Word.LATER
@@ -508,7 +508,7 @@ def test_a_delivery_that_never_was_changes_nothing() -> None:
     rig = Rig()
     rig.put(1)
     rig.scan(1)
-    forged = Taken(Offset(0), rig.messages[0].size_bytes, 0, 1)
+    forged = LeasedMessage(Offset(0), rig.messages[0].size_bytes, 0, 1)
     for verb in SettleVerb:
         assert rig.settle(forged, verb, 1) is Word.LOST
     assert rig.take(1)[0].deliveries == 1
@@ -648,8 +648,8 @@ def test_a_group_that_is_ordered_from_now_on_has_one_message_of_a_key_at_once() 
 
 def test_a_life_ends_long_before_its_numbers_do() -> None:
     """A delivery number is never used twice."""
-    assert not Rig().state.is_worn
-    assert Rig(make_state=OldState).state.is_worn
+    assert not Rig().state.needs_new_incarnation
+    assert Rig(make_state=OldState).state.needs_new_incarnation
 
 
 class OldState(QueueState):
@@ -679,7 +679,7 @@ def test_what_never_reached_its_worker_is_given_out_again() -> None:
     """It does not count."""
     rig = Rig()
     rig.put(2)
-    rig.state.give_back(rig.take(2))
+    rig.state.release(rig.take(2))
     again = rig.take(2)
     assert [each.deliveries for each in again] == [1, 1]
 
@@ -693,7 +693,7 @@ def test_what_comes_back_after_its_lease_is_left_as_that_ended(
     rig.put(1)
     taken = rig.take(1, lease_ms=LEASE_MS)
     rig.pass_time(LEASE_MS)
-    rig.state.give_back(taken)
+    rig.state.release(taken)
     again = [each.deliveries for each in rig.take(1)]
     assert again == ([] if deliveries_max == 1 else [2])
     assert len(rig.letters) == (deliveries_max == 1)
@@ -708,7 +708,7 @@ def test_neighbours_that_are_done_are_one_change() -> None:
     assert rig.state.drain_changes() == [Done(Offset(0), Offset(10_000))]
 
 
-def _ack(taken: Taken) -> Settlement:
+def _ack(taken: LeasedMessage) -> Settlement:
     return Settlement(taken.offset, taken.delivery, SettleVerb.ACK)
 
 

@@ -3,7 +3,7 @@
 import random
 
 from metaq.protocol.queue_frames import Settlement, SettleVerb, Word
-from metaq.queues.state_log import encode_state, snapshot_of
+from metaq.queues.state_log import encode_state, snapshot_record
 from tests.queues.rig import NAME, Rig
 from tests.sampling import IS_WHOLE
 
@@ -29,10 +29,10 @@ def test_acks_out_of_order_around_one_open_message_are_one_range(
         for each in taken:
             entry = Settlement(each.offset, each.delivery, SettleVerb.ACK)
             assert state.settle("w", entry, rig.now) is Word.OK
-        image = state.image(rig.now)
-        longest = max(longest, len(encode_state(snapshot_of(1, NAME, image))))
+        snapshot = state.snapshot(rig.now)
+        longest = max(longest, len(encode_state(snapshot_record(1, NAME, snapshot))))
         state.drain_changes()
-        assert (state.open_count, state.floor, len(image.done)) == (1, 0, 1)
+        assert (state.open_count, state.floor, len(snapshot.done)) == (1, 0, 1)
     assert longest < 100
     entry = Settlement(kept.offset, kept.delivery, SettleVerb.ACK)
     assert state.settle("slow", entry, rig.now) is Word.OK

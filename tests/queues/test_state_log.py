@@ -13,15 +13,15 @@ from metaq.queues.state_log import (
     COUNT_MAX,
     Done,
     DoneRanges,
-    Images,
-    QueueImage,
     QueueName,
+    QueueSnapshot,
+    QueueSnapshots,
     Returned,
     StateKind,
     StateRecord,
     decode_state,
     encode_state,
-    snapshot_of,
+    snapshot_record,
 )
 
 NAME = QueueName("workers", "ördern", 3, 2**32 - 1)
@@ -124,47 +124,48 @@ def test_acks_in_any_order_around_an_open_message_are_two_ranges() -> None:
 
 def test_replay_knows_what_was_returned_and_what_is_done() -> None:
     """Changes in their order; a snapshot is what they come to."""
-    images = Images()
-    images.apply(StateRecord(StateKind.OPENED, 1, 4, Offset(0), name=NAME))
+    snapshots = QueueSnapshots()
+    snapshots.apply(StateRecord(StateKind.OPENED, 1, 4, Offset(0), name=NAME))
     changes = [Returned(Offset(100), SizeBytes(100), 1, 0), Done(Offset(0), Offset(99))]
-    images.apply(StateRecord(StateKind.CHANGES, 1, 4, Offset(0), changes))
-    image = images.by_name[NAME]
-    assert (image.floor, list(image.returned)) == (99, [100])
-    assert image.incarnation == 4
-    again = Images()
-    again.apply(decode_state(encode_state(snapshot_of(1, NAME, image))))
-    assert again.by_name[NAME].done.ranges() == image.done.ranges()
-    assert again.by_name[NAME].returned == image.returned
-    images.apply(StateRecord(StateKind.DELETED, 1, 0, Offset(0), name=NAME))
-    assert NAME not in images.by_name
+    snapshots.apply(StateRecord(StateKind.CHANGES, 1, 4, Offset(0), changes))
+    snapshot = snapshots.by_name[NAME]
+    assert (snapshot.floor, list(snapshot.returned)) == (99, [100])
+    assert snapshot.incarnation == 4
+    again = QueueSnapshots()
+    again.apply(decode_state(encode_state(snapshot_record(1, NAME, snapshot))))
+    assert again.by_name[NAME].done.ranges() == snapshot.done.ranges()
+    assert again.by_name[NAME].returned == snapshot.returned
+    snapshots.apply(StateRecord(StateKind.DELETED, 1, 0, Offset(0), name=NAME))
+    assert NAME not in snapshots.by_name
     assert (
-        images.apply(StateRecord(StateKind.CHANGES, 1, 4, Offset(0), changes)) is None
+        snapshots.apply(StateRecord(StateKind.CHANGES, 1, 4, Offset(0), changes))
+        is None
     )
 
 
 def test_a_number_is_of_one_queue() -> None:
     """Records that contradict each other are damage."""
-    images = Images()
-    images.apply(StateRecord(StateKind.OPENED, 1, 1, Offset(0), name=NAME))
+    snapshots = QueueSnapshots()
+    snapshots.apply(StateRecord(StateKind.OPENED, 1, 1, Offset(0), name=NAME))
     other = NAME._replace(partition=9)
     with pytest.raises(CorruptRecordError, match="number 1 is of"):
-        images.apply(StateRecord(StateKind.OPENED, 1, 1, Offset(0), name=other))
-    assert images.id_of(other) == 2
+        snapshots.apply(StateRecord(StateKind.OPENED, 1, 1, Offset(0), name=other))
+    assert snapshots.id_of(other) == 2
 
 
 def test_a_number_is_not_given_again_when_its_queue_is_gone() -> None:
     """A transaction may append what the queue that had it was told."""
-    images, later = Images(), NAME._replace(generation=1)
-    images.apply(StateRecord(StateKind.OPENED, 1, 1, Offset(0), name=NAME))
-    images.apply(StateRecord(StateKind.DELETED, 1, 0, Offset(0), name=NAME))
-    assert images.id_of(later) == 2
-    images.apply(StateRecord(StateKind.OPENED, 2, 1, Offset(0), name=later))
+    snapshots, later = QueueSnapshots(), NAME._replace(generation=1)
+    snapshots.apply(StateRecord(StateKind.OPENED, 1, 1, Offset(0), name=NAME))
+    snapshots.apply(StateRecord(StateKind.DELETED, 1, 0, Offset(0), name=NAME))
+    assert snapshots.id_of(later) == 2
+    snapshots.apply(StateRecord(StateKind.OPENED, 2, 1, Offset(0), name=later))
     late = StateRecord(StateKind.CHANGES, 1, 1, Offset(9), [Done(Offset(0), Offset(9))])
-    assert images.apply(late) is None
-    assert images.by_name[later].floor == 0
+    assert snapshots.apply(late) is None
+    assert snapshots.by_name[later].floor == 0
 
 
 def test_an_image_without_records_is_empty() -> None:
     """A new queue."""
-    image = QueueImage(Offset(70))
-    assert (image.floor, len(image.done), image.incarnation) == (70, 0, 0)
+    snapshot = QueueSnapshot(Offset(70))
+    assert (snapshot.floor, len(snapshot.done), snapshot.incarnation) == (70, 0, 0)

@@ -13,7 +13,7 @@ import pytest
 from metaq.model import Offset
 from metaq.protocol.queue_frames import Settlement, SettleVerb, Word
 from metaq.queues.rules import QueueRules
-from metaq.queues.state import QueueState, Taken
+from metaq.queues.state import LeasedMessage, QueueState
 from tests.queues.rig import Rig
 
 WORKERS = ("w1", "w2", "w3")
@@ -38,18 +38,18 @@ class Walk:
             open_max=rng.choice((3, 20, 1000)),
             make_state=make_state,
         )
-        self.given: list[tuple[str, Taken]] = []
+        self.given: list[tuple[str, LeasedMessage]] = []
         """All deliveries ever, with their workers."""
-        self.last: dict[Offset, Taken] = {}
+        self.last: dict[Offset, LeasedMessage] = {}
         """The latest delivery of each message."""
-        self.held: dict[Offset, tuple[Taken, int]] = {}
+        self.held: dict[Offset, tuple[LeasedMessage, int]] = {}
         """Deliveries that nobody else may get, and until when."""
         self.unheard: set[Offset] = set()
         """Of these, messages whose workers this life has not heard of."""
         self.done: set[Offset] = set()
         """Acknowledged to a worker, or ended by a letter, a drop or retention."""
         self.present = set(WORKERS)
-        self.open_tx: list[list[Taken]] = []
+        self.open_tx: list[list[LeasedMessage]] = []
         """Transactions without an outcome, with what each holds."""
 
     def run(self) -> None:
@@ -147,7 +147,7 @@ class Walk:
             self.open_tx.append([])
         self.rng.choice(self.open_tx).append(taken)
 
-    def _close(self) -> list[Taken]:
+    def _close(self) -> list[LeasedMessage]:
         return self.open_tx.pop(self.rng.randrange(len(self.open_tx)))
 
     def commit(self) -> None:
@@ -170,11 +170,11 @@ class Walk:
         self.commit()
         self.crash()
 
-    def _note_held(self, taken: Taken, until_ms: int) -> None:
+    def _note_held(self, taken: LeasedMessage, until_ms: int) -> None:
         self.held[taken.offset] = taken, until_ms
         self.unheard.discard(taken.offset)
 
-    def held_by_other(self, taken: Taken) -> bool:
+    def held_by_other(self, taken: LeasedMessage) -> bool:
         held = self.held.get(taken.offset)
         is_known = held is not None and taken.offset not in self.unheard
         return is_known and held[0].delivery > taken.delivery
@@ -313,7 +313,7 @@ class TakesFromOthers(QueueState):
 class PassesOpenOnes(QueueState):
     """The floor passes an open message."""
 
-    def _rise(self, floor: Offset) -> None:
+    def _raise_floor(self, floor: Offset) -> None:
         self.floor = max(floor, self._done.take_below(self.scan_offset))
 
 

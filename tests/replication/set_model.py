@@ -18,15 +18,15 @@ from metaq.replication.election import Flag, Presence
 from metaq.replication.epochs import CopyFacts, Epoch, EpochTable, begin_epoch
 from metaq.replication.record import Change, SetRecord, make_record
 from metaq.replication.replica import (
-    Act,
     BeginEpoch,
     LeaderSeen,
-    Moved,
     Replica,
     ReplicaRole,
     SaveHoldings,
     SaveSet,
     SetFile,
+    SimpleAction,
+    Transition,
     View,
 )
 from tests.replication.model_log import ModelLog, begin_model_log
@@ -77,7 +77,6 @@ class Config:
     trims: int = 0
     births: int = 0
     """Logs that are made while the set runs."""
-    stale: int = 0
     """Reads of a server that lags."""
     stops: int = 0
     """Stops in good order."""
@@ -99,7 +98,7 @@ class Config:
 BUDGETED = [
     *("claims", "crashes", "expiries", "shrinks", "expansions", "late", "unknown"),
     *("wipes", "rolls", "tears", "handovers", "give_ups", "repeats", "refusals"),
-    *("forces", "restores", "settings", "trims", "births", "stale"),
+    *("forces", "restores", "settings", "trims", "births"),
     *("stops", "backups"),
 ]
 
@@ -270,12 +269,10 @@ class SetModel:
         return w._replace(left=at(w.left, i, w.left[i] - 1))
 
     def view(self, w: World, k: int) -> View:
-        return self._view(w.zk, k, is_synced=True)
-
-    def _view(self, zk: Zk, k: int, *, is_synced: bool) -> View:
+        zk = w.zk
         leader = zk.leader and LeaderSeen(*zk.leader, is_own=zk.leader[0] == k)
         present = tuple(p for p in zk.present if p is not None)
-        return View(zk.record, zk.version, leader, present, is_synced)
+        return View(zk.record, zk.version, leader, present)
 
     def shown(self, w: World) -> World:
         """Write what replicas with a session show of themselves."""
@@ -303,9 +300,9 @@ class SetModel:
     def facts(self, w: World, k: int, i: int) -> CopyFacts:
         return w.disks[k - 1].logs[i].facts(self.proc(w, k).hws[i])
 
-    def run(self, w: World, k: int, moved: Moved) -> World:
+    def run(self, w: World, k: int, transition: Transition) -> World:
         """Carry out what a function of the core returned."""
-        after, actions = moved
+        after, actions = transition
         proc = self.proc(w, k)
         before = proc.replica
         if self.config.breaks("s") and after.pending is not None:
@@ -340,10 +337,10 @@ class SetModel:
             return self.with_disk(w, k, disk._replace(file=action.file))
         if isinstance(action, SaveHoldings):
             return self.with_disk(w, k, disk._replace(holdings=action.version))
-        if action is Act.FAIL_IN_FLIGHT and not self.config.breaks("j"):
+        if action is SimpleAction.FAIL_IN_FLIGHT and not self.config.breaks("j"):
             w = w._replace(lost=w.lost | proc.tickets)
             return self.with_proc(w, k, proc._replace(tickets=frozenset()))
-        if action is Act.LOWER_WATERMARKS:
+        if action is SimpleAction.LOWER_WATERMARKS:
             ends = [copy.end for copy in disk.logs]
             hws = tuple(map(min, proc.hws, ends))
             logs = tuple(c._replace(hw=min(c.hw, c.end)) for c in disk.logs)
@@ -399,18 +396,18 @@ class SetModel:
     def _check_copies(self, w: World, k: int, ticket: Ticket) -> None:
         """So many replicas as the set says have synced an acknowledged put."""
         leader = self.proc(w, k).replica
-        lives = dict(leader.term.lives) if leader.term is not None else {}
+        incarnations = dict(leader.term.incarnations) if leader.term is not None else {}
         holders = 0
         for m, (disk, proc) in enumerate(zip(w.disks, w.procs, strict=True), 1):
             copy = disk.logs[ticket.log]
             is_synced = ticket.end <= copy.end - copy.unsynced
             is_there = copy.at(ticket.end - 1, ticket.end) == (ticket.put,)
             # It had synced it, and its disk was damaged before the leader could know.
-            is_later = proc is None or proc.replica.incarnation != lives.get(m)
+            is_later = proc is None or proc.replica.incarnation != incarnations.get(m)
             is_damaged = (
                 disk.is_suspect or disk.is_old or disk.file is None or disk.file.flag
             )
-            is_excused = m in lives and is_later and bool(is_damaged)
+            is_excused = m in incarnations and is_later and bool(is_damaged)
             is_gone = ticket.end <= copy.start
             holders += (is_synced and is_there) or is_gone or is_excused
         if holders < leader.record.min:

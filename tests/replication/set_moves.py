@@ -35,7 +35,7 @@ from metaq.replication.record import (
 )
 from metaq.replication.replica import (
     TERM_ROLES,
-    Proofs,
+    DirectoryFindings,
     Replica,
     ReplicaRole,
     SetFile,
@@ -49,7 +49,7 @@ from metaq.replication.replica import (
     lead_on,
     leave_sure,
     merged,
-    on_landed,
+    on_applied,
     on_view,
     promise,
     renew,
@@ -151,19 +151,13 @@ class SetMoves(SetModel):
             yield f"session {k}", partial(self.session, w, k)
         elif self.has(w, "expiries"):
             yield f"expire {k}", partial(self.expire, w, k)
-        if self.has(w, "stale") and not proc.is_flying:
-            for n, old in enumerate(w.old):
-                if self._view_changes(w, k, old, is_synced=False):
-                    yield f"stale read {k} {n}", partial(self.read, w, k, n)
 
     def view_changes(self, w: World, k: int) -> bool:
-        return self._view_changes(w, k, w.zk, is_synced=True)
-
-    def _view_changes(self, w: World, k: int, zk: Zk, *, is_synced: bool) -> bool:
+        zk = w.zk
         replica = self.proc(w, k).replica
         if replica.role is R.FROZEN and replica.incarnation == 0:
             return False
-        if is_synced and replica.pending is None and replica.record == zk.record:
+        if replica.pending is None and replica.record == zk.record:
             # The cases of most worlds, decided without the core.
             is_there = zk.leader is not None and zk.record.leader != 0
             if replica.role in TERM_ROLES and replica.version == zk.version:
@@ -173,17 +167,11 @@ class SetMoves(SetModel):
                 return False
             if replica.role is R.IDLE and not is_there and not zk.record.forced:
                 return False
-        return on_view(replica, self._view(zk, k, is_synced=is_synced))[0] != replica
+        return on_view(replica, self.view(w, k))[0] != replica
 
-    def read(self, w: World, k: int, old: int | None = None) -> World:
-        if old is None:
-            zk = w.zk
-        else:
-            zk, w = w.old[old], self.spend(w, "stale")
-        view = self._view(zk, k, is_synced=old is None)
-        w = self.run(w, k, on_view(self.proc(w, k).replica, view))
-        if old is None:
-            w = self._registered(w, k)
+    def read(self, w: World, k: int) -> World:
+        w = self.run(w, k, on_view(self.proc(w, k).replica, self.view(w, k)))
+        w = self._registered(w, k)
         return self.done(self._lead_on(w, k))
 
     def _registered(self, w: World, k: int) -> World:
@@ -211,7 +199,7 @@ class SetMoves(SetModel):
             return self.done(w)
         w = self.written(w, zk)
         if is_answered:
-            w = self.run(w, k, on_landed(proc.replica))
+            w = self.run(w, k, on_applied(proc.replica))
             w = self._lead_on(w, k)
         return self.done(w)
 
@@ -262,7 +250,7 @@ class SetMoves(SetModel):
             if is_told and member == disk.holdings and after.forced == before.forced:
                 raise Violation(f"replica {new} was taken in, and is incomplete")
         old = w.old
-        if self.config.restores or self.config.stale:
+        if self.config.restores:
             old = (*old, w.zk)[-3:]
         return w._replace(zk=zk, old=old)
 
@@ -305,11 +293,11 @@ class SetMoves(SetModel):
         nonce = f"{k}.{replica.incarnation}.{record.revision}"
         if self.config.breaks("sure"):
             replica = replace(replica, is_sure=True)
-        moved = claim(replica, view, nonce, waited_ms=CLAIM_WAIT_MS)
-        if moved is None:
+        transition = claim(replica, view, nonce, waited_ms=CLAIM_WAIT_MS)
+        if transition is None:
             return w
         w = self._drained(self.spend(w, "claims"), k)
-        return self.done(self.run(w, k, moved))
+        return self.done(self.run(w, k, transition))
 
     def _moves_of_merge(self, w: World, k: int, proc: Proc) -> Iterator[Move]:
         merge = proc.replica.merge
@@ -323,11 +311,13 @@ class SetMoves(SetModel):
 
     def merge(self, w: World, k: int, m: int) -> World:
         """A member answers a claimer, which takes over what it lacks."""
-        promised = promise(self.proc(w, m).replica, self.proc(w, k).replica.epoch)
+        promised = promise(
+            self.proc(w, m).replica, self.proc(w, k).replica.record.epoch
+        )
         if promised is None:
             return w
         w = self._drained(self.run(w, m, promised), m)
-        is_short = False
+        lacks_bytes = False
         for i in range(len(w.disks[k - 1].logs)):
             theirs = self.facts(w, m, i)
             mine = self.facts(w, k, i)
@@ -343,15 +333,15 @@ class SetMoves(SetModel):
                 w = self.with_copy(w, k, i, copy._replace(data=data, table=table))
             mine = self.facts(w, k, i)
             if merged_watermark(mine, [theirs.hw]) > mine.end:
-                is_short = True
+                lacks_bytes = True
                 continue
             w = self.set_hw(w, k, i, merged_watermark(mine, [theirs.hw]))
         replica = merged(self.proc(w, k).replica, m)
         w = self.with_proc(w, k, self.proc(w, k)._replace(replica=replica))
-        if is_short:
+        if lacks_bytes:
             w = self.run(w, k, declare_incomplete(replica))
             gone = give_up(
-                self.proc(w, k).replica, self.view(w, k).presences, is_short=True
+                self.proc(w, k).replica, self.view(w, k).presences, lacks_bytes=True
             )
             if gone is not None:
                 w = self.run(w, k, gone)
@@ -365,17 +355,17 @@ class SetMoves(SetModel):
         if self.config.breaks("r") or (is_alone and self.config.breaks("t")):
             file = replace(replica.file, flag=Flag.NONE)
             replica = replace(replica, file=file)
-        moved = lead(replica, waited_ms=MERGE_WAIT_MS)
-        if moved is None:
+        transition = lead(replica, waited_ms=MERGE_WAIT_MS)
+        if transition is None:
             return w
         for n, other in enumerate(w.procs, 1):
             term = other.replica.term if other is not None else None
-            if n != k and term is not None and term.epoch == replica.epoch:
+            if n != k and term is not None and term.epoch == replica.record.epoch:
                 raise Violation(f"replicas {k} and {n} lead in {term.epoch}")
         forced = replica.record.forced[-1:]
         if forced and forced[0] > w.forced:
             w = self._accept_loss(w, k, forced[0])
-        w = self.run(w, k, moved)
+        w = self.run(w, k, transition)
         return self.done(self.advance(w, k))
 
     def _accept_loss(self, w: World, k: int, forced: int) -> World:
@@ -391,10 +381,10 @@ class SetMoves(SetModel):
         return w._replace(committed=tuple(committed), forced=forced)
 
     def give_up(self, w: World, k: int) -> World:
-        moved = give_up(self.proc(w, k).replica, self.view(w, k).presences)
-        if moved is None:
+        transition = give_up(self.proc(w, k).replica, self.view(w, k).presences)
+        if transition is None:
             return w
-        return self.done(self.run(self.spend(w, "give_ups"), k, moved))
+        return self.done(self.run(self.spend(w, "give_ups"), k, transition))
 
     # -- leading ----------------------------------------------------------------------
 
@@ -483,7 +473,7 @@ class SetMoves(SetModel):
                 proc = w.procs[m - 1]
                 copy = w.disks[m - 1].logs[i]
                 follows = proc is not None and takes_data(
-                    proc.replica, self.proc(w, k).replica.epoch
+                    proc.replica, self.proc(w, k).replica.record.epoch
                 )
                 if follows and copy.end == w.disks[k - 1].logs[i].end:
                     data = (*copy.data, w.puts)
@@ -525,21 +515,21 @@ class SetMoves(SetModel):
         if self.config.breaks("f2"):
             low_file = replace(replica.file, record=replace(replica.record, min=1))
             low = replace(replica, file=low_file)
-            moved = take_out(low, m, presences)
-            if moved is not None:
-                change = moved[0].pending
+            transition = take_out(low, m, presences)
+            if transition is not None:
+                change = transition[0].pending
                 assert change is not None
                 record = replace(change.record, min=replica.record.min)
                 change = replace(change, record=record)
-                moved = (
-                    replace(moved[0], file=replica.file, pending=change),
-                    moved[1],
+                transition = (
+                    replace(transition[0], file=replica.file, pending=change),
+                    transition[1],
                 )
         else:
-            moved = take_out(replica, m, presences)
-        if moved is None:
+            transition = take_out(replica, m, presences)
+        if transition is None:
             return w
-        w = self.run(self.spend(w, "shrinks"), k, moved)
+        w = self.run(self.spend(w, "shrinks"), k, transition)
         if self.config.breaks("g"):
             replica = self.proc(w, k).replica
             assert replica.pending is not None
@@ -554,10 +544,10 @@ class SetMoves(SetModel):
         return self.done(w)
 
     def take_in(self, w: World, k: int, m: int) -> World:
-        moved = take_in(self.proc(w, k).replica, m)
-        if moved is None:
+        transition = take_in(self.proc(w, k).replica, m)
+        if transition is None:
             return w
-        return self.done(self.run(self.spend(w, "expansions"), k, moved))
+        return self.done(self.run(self.spend(w, "expansions"), k, transition))
 
     def hand_over(self, w: World, k: int, m: int) -> World:
         proc = self.proc(w, k)
@@ -565,10 +555,12 @@ class SetMoves(SetModel):
             return w
         if proc.replica.role is R.LEADING:
             w = self.run(self.spend(w, "handovers"), k, drain(proc.replica))
-        moved = give_up(self.proc(w, k).replica, self.view(w, k).presences, target=m)
-        if moved is None:
+        transition = give_up(
+            self.proc(w, k).replica, self.view(w, k).presences, target=m
+        )
+        if transition is None:
             return w
-        return self.done(self.run(w, k, moved))
+        return self.done(self.run(w, k, transition))
 
     # -- following --------------------------------------------------------------------
 
@@ -704,7 +696,9 @@ class SetMoves(SetModel):
         """Return the message as if a leader of now had asked for it."""
         for n, proc in enumerate(w.procs, 1):
             term = proc.replica.term if proc is not None else None
-            life = dict(term.lives).get(ack.follower) if term is not None else None
+            life = (
+                dict(term.incarnations).get(ack.follower) if term is not None else None
+            )
             if term is not None and life is not None:
                 return ack._replace(leader=n, incarnation=life, epoch=term.epoch)
         return ack
@@ -788,7 +782,7 @@ class SetMoves(SetModel):
             w = self._lowered(w, k, i, plan.hw)
         if is_crash:
             return self.crash(w, k)
-        epoch = self.proc(w, n).replica.epoch
+        epoch = self.proc(w, n).replica.record.epoch
         after, actions = joined(self.proc(w, k).replica, epoch)
         if self.config.breaks("join") and not after.file.flag:
             after = replace(after, is_sure=True)
@@ -868,8 +862,8 @@ class SetMoves(SetModel):
         version = w.disks[k - 1].holdings + 1
         if self.config.breaks("word"):
             replica = replace(replica, is_sure=True)
-        moved = leave_sure(replica, version)
-        if moved is None or not replica.incarnation:
+        transition = leave_sure(replica, version)
+        if transition is None or not replica.incarnation:
             return w
         if steps > 0:
             disk = w.disks[k - 1]._replace(holdings=version)
@@ -878,7 +872,7 @@ class SetMoves(SetModel):
             members = at(w.zk.members, k - 1, version)
             w = w._replace(zk=w.zk._replace(members=members))
         if steps > 2:
-            w = self.run(w, k, moved)
+            w = self.run(w, k, transition)
         return self.done(w)
 
     def close(self, w: World, k: int) -> World:
@@ -976,11 +970,11 @@ class SetMoves(SetModel):
             file = replace(file, flag=Flag.CUT)
             disk = disk._replace(file=file)
         members = w.zk.members[k - 1]
-        proofs = Proofs(
+        findings = DirectoryFindings(
             is_known=disk.holdings > 0,
             holdings_version=disk.holdings,
             member_version=disk.holdings if self.config.breaks("h") else members,
-            is_short=any(copy.hw > copy.end for copy in disk.logs),
+            lacks_bytes=any(copy.hw > copy.end for copy in disk.logs),
             is_cut=is_cut,
             is_sealed=disk.is_sealed or self.config.breaks("seal"),
         )
@@ -995,7 +989,7 @@ class SetMoves(SetModel):
         )
         # Its directory is locked, so its former life is over.
         w = self._expired(self.with_disk(w, k, disk), k)
-        replica, actions = start(file, proofs, self.view(w, k))
+        replica, actions = start(file, findings, self.view(w, k))
         hws = tuple(min(max(copy.hw, copy.start), copy.end) for copy in logs)
         w = self.with_proc(w, k, Proc(replica, hws))
         w = self.run(w, k, (replica, actions))
@@ -1004,7 +998,7 @@ class SetMoves(SetModel):
             assert zk is not None
             w = self.written(w, zk)
             w = self.with_proc(w, k, self.proc(w, k)._replace(is_flying=False))
-            w = self.run(w, k, on_landed(replica))
+            w = self.run(w, k, on_applied(replica))
         present = at(w.zk.present, k - 1, self.proc(w, k).replica.presence())
         return self.done(w._replace(zk=w.zk._replace(present=present)))
 
@@ -1081,7 +1075,7 @@ class SetMoves(SetModel):
     def make_log(self, w: World, k: int) -> World:
         """The leader makes the last log, which nobody has."""
         w, i = self.spend(w, "births"), len(w.committed) - 1
-        epoch = self.proc(w, k).replica.epoch
+        epoch = self.proc(w, k).replica.record.epoch
         table = (EpochStart(epoch, NOTHING),)
         w = self.with_copy(w, k, i, Copy(10 * epoch.number + k, table=table))
         proc = self.proc(w, k)

@@ -373,16 +373,16 @@ class Leader:
         }
         await self.copy.tables.begin_epoch(epoch, ends)
         self.streams.begin()
-        logs.births = lambda log_id, directory, start: self.copy.tables.begin_log(
-            log_id, directory, start, epoch
+        logs.assign_number = lambda log_id, directory, start: (
+            self.copy.tables.begin_log(log_id, directory, start, epoch)
         )
-        logs.on_born = self.streams.add_log
+        logs.on_numbered = self.streams.add_log
         self.copy.tables.on_gone = self.streams.remove_log
 
     def end(self) -> None:
         """Step down: all logs follow."""
         self.streams.close()
-        self.copy.logs.births = self.copy.logs.on_born = None
+        self.copy.logs.assign_number = self.copy.logs.on_numbered = None
         self.copy.tables.on_gone = None
         for log in self.copy.logs.logs().values():
             if log.state is LogState.OPEN:
@@ -475,9 +475,6 @@ class Following:
     async def on_caught_up(self) -> None:
         self.saves.append("complete")
         self.replica = caught_up(self.replica)[0]
-
-    def on_sure(self) -> None:
-        self.replica = replace(self.replica, is_sure=True)
 
     async def on_lost(self) -> None:
         self.is_lost = True

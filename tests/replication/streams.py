@@ -195,10 +195,6 @@ class Site:
         self.replica, _ = caught_up(self.replica)
         self.events.append("caught up")
 
-    def on_sure(self) -> None:
-        self.replica = replace(self.replica, is_sure=True)
-        self.events.append("sure")
-
     async def on_lost(self) -> None:
         self.replica, _ = declare_incomplete(self.replica)
         self.events.append("lost")
@@ -235,8 +231,8 @@ class Leader(Site):
         await self.tables.begin_epoch(self.term.epoch, ends)  # type: ignore[arg-type]
         self.streams.begin()
         epoch = self.term.epoch
-        self.logs.births = partial(self._birth, epoch)
-        self.logs.on_born = self.streams.add_log
+        self.logs.assign_number = partial(self._birth, epoch)
+        self.logs.on_numbered = self.streams.add_log
         self._ticks = asyncio.create_task(self._tick())
         return self
 
@@ -253,7 +249,7 @@ class Leader(Site):
         assert self._ticks is not None
         self._ticks.cancel()
         self.streams.close()
-        self.logs.births = self.logs.on_born = None
+        self.logs.assign_number = self.logs.on_numbered = None
 
     def put(
         self,

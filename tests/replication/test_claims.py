@@ -19,12 +19,12 @@ from metaq.replication.record import Purpose, make_record
 from metaq.replication.replica import (
     BeginEpoch,
     LeaderSeen,
-    Moved,
     Propose,
     Replica,
     ReplicaRole,
     SaveSet,
     SetFile,
+    Transition,
     View,
 )
 from tests.rigs.virtual_time import VirtualClock
@@ -41,7 +41,6 @@ MERGING = replace(
     IDLE,
     role=ReplicaRole.MERGING,
     file=replace(FILE, record=CLAIMED),
-    epoch=EPOCH,
     merge=begin_merge(RECORD, 2),
 )
 
@@ -51,7 +50,7 @@ def present(*replicas: int) -> tuple[Presence, ...]:
 
 
 def view(leader: LeaderSeen | None = None) -> View:
-    return View(RECORD, 4, leader, present(2, 3), is_synced=True)
+    return View(RECORD, 4, leader, present(2, 3))
 
 
 class Node:
@@ -68,16 +67,16 @@ class Node:
         self.tasks: list[asyncio.Task[None]] = []
         self.away: set[int] = set()
 
-    async def take(self, moved: Moved | None) -> bool:
-        if moved is None:
+    async def apply(self, transition: Transition | None) -> bool:
+        if transition is None:
             return False
         if self.error is not None:
             raise self.error
-        self.replica = moved[0]
-        self.actions += moved[1]
+        self.replica = transition[0]
+        self.actions += transition[1]
         return True
 
-    def take_note(self, replica: Replica) -> None:
+    def set_replica(self, replica: Replica) -> None:
         self.replica = replica
 
     def wake(self) -> None:
@@ -92,7 +91,7 @@ class Node:
     async def read(self) -> View:
         return view()
 
-    async def forget_former_life(self) -> None:
+    async def forget_former_process(self) -> None:
         self.forgotten += 1
 
     def address_of(self, replica: int) -> BrokerAddress | None:
@@ -215,7 +214,7 @@ def test_a_replica_that_gave_up_leaves_the_next_claim_to_others() -> None:
 
 def test_a_replica_alone_claims_only_where_it_is_sure() -> None:
     """Its directory may be an older state, else: the others are waited for."""
-    alone = View(RECORD, 4, None, present(2), is_synced=True)
+    alone = View(RECORD, 4, None, present(2))
 
     async def scenario(node: Node, made: Claims, clock: Any) -> None:
         async def read() -> View:
@@ -255,7 +254,7 @@ def test_members_are_merged_one_after_another(merges: Merges) -> None:
     """One that does not answer is gone without; ids of all are noted."""
     merges.found = {
         "host1": UnavailableError("no"),
-        "host3": Merged(MessageId(77), is_short=False),
+        "host3": Merged(MessageId(77), lacks_bytes=False),
     }
 
     async def scenario(node: Node, made: Claims, _clock: Any) -> None:
@@ -285,9 +284,9 @@ def test_a_member_that_refuses_is_asked_again_until_it_answers(
         await until(lambda: len(merges.asked) >= 6)
         assert merges.asked[:6] == ["host1", "host3"] * 3
         assert len(caplog.records) == 2, caplog.text
-        merges.found["host1"] = Merged(MessageId(7), is_short=False)
+        merges.found["host1"] = Merged(MessageId(7), lacks_bytes=False)
         await until(lambda: answered(node) == {1, 2})
-        merges.found["host3"] = Merged(MessageId(8), is_short=False)
+        merges.found["host3"] = Merged(MessageId(8), lacks_bytes=False)
         await until(node.tasks[0].done)
         assert answered(node) == {1, 2, 3}
         assert merges.asked.count("host1") < merges.asked.count("host3")
@@ -303,7 +302,7 @@ def test_a_member_that_hangs_is_gone_without(
     The log has a cause.
     """
     monkeypatch.setattr(claims, "MERGE_TIMEOUT_S", 0.01)
-    merges.found = {"host3": Merged(MessageId(7), is_short=False)}
+    merges.found = {"host3": Merged(MessageId(7), lacks_bytes=False)}
 
     async def scenario(node: Node, made: Claims, _clock: Any) -> None:
         node.away = {2}
@@ -318,7 +317,7 @@ def test_a_member_that_hangs_is_gone_without(
 
 def test_a_claimer_that_lacks_committed_bytes_gives_up(merges: Merges) -> None:
     """It says so on its disk, and never leads on what is here."""
-    merges.found = {"host1": Merged(MessageId(7), is_short=True)}
+    merges.found = {"host1": Merged(MessageId(7), lacks_bytes=True)}
 
     async def scenario(node: Node, made: Claims, _clock: Any) -> None:
         made.begin_merge({1, 3}, EPOCH)
@@ -336,7 +335,7 @@ def test_a_claimer_that_lacks_committed_bytes_gives_up(merges: Merges) -> None:
 
 def test_a_disk_that_fails_under_a_merge_is_no_bug(merges: Merges) -> None:
     """The member is asked again; the claimer gives up for want of answers."""
-    merges.found = {"host1": Merged(MessageId(7), is_short=True)}
+    merges.found = {"host1": Merged(MessageId(7), lacks_bytes=True)}
 
     async def scenario(node: Node, made: Claims, clock: Any) -> None:
         node.error = StorageError("EIO")

@@ -133,7 +133,7 @@ def copy(epoch: int, end: int, *, hw: int = 0, begin: int = 0) -> CopyFacts:
 
 
 def test_a_claimer_takes_the_tail_that_it_lacks() -> None:
-    """From the parting point on, and never below its own high watermark."""
+    """From the divergence point on, and never below its own high watermark."""
     assert tail_from(copy(1, 9), copy(1, 12)) == 9
     assert tail_from(copy(1, 12), copy(1, 9)) is None
     assert tail_from(copy(1, 12), copy(2, 9, begin=6)) == 6

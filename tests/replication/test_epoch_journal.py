@@ -8,12 +8,12 @@ import pytest
 from metaq.errors import CorruptRecordError
 from metaq.model import LogId, Offset
 from metaq.replication.epoch_journal import (
-    Begun,
-    Born,
-    Cut,
     Entry,
+    EpochBegun,
     EpochJournal,
-    Gone,
+    LogCreated,
+    LogDeleted,
+    TableCut,
     decode_entries,
     encode_entries,
 )
@@ -23,7 +23,7 @@ from tests.sampling import examples
 
 LOG = LogId("orders-ü", 3)
 E1, E2, E3 = Epoch(1, "a"), Epoch(2, "b"), Epoch(3, "c")
-BORN = Born(2**64 - 1, LOG, Offset(40), E1)
+BORN = LogCreated(2**64 - 1, LOG, Offset(40), E1)
 NUMBER = BORN.number
 
 
@@ -38,13 +38,19 @@ def start(epoch: Epoch, offset: int) -> EpochStart:
     return EpochStart(epoch, Offset(offset))
 
 
-def begun(epoch: Epoch, offset: int, number: int = NUMBER) -> Begun:
-    return Begun(number, epoch, Offset(offset))
+def begun(epoch: Epoch, offset: int, number: int = NUMBER) -> EpochBegun:
+    return EpochBegun(number, epoch, Offset(offset))
 
 
 def test_the_bytes_of_entries() -> None:
     """Pinned; an epoch that begins in several logs is written once."""
-    entries = [BORN, begun(E2, 9, 7), begun(E2, 5, 8), Cut(7, Offset(9)), Gone(8)]
+    entries = [
+        BORN,
+        begun(E2, 9, 7),
+        begun(E2, 5, 8),
+        TableCut(7, Offset(9)),
+        LogDeleted(8),
+    ]
     assert encode_entries(entries) == (
         b'[["born",18446744073709551615,"orders-\\u00fc",3,40,1,"a"],'
         b'["begun",2,"b",[[7,9],[8,5]]],["cut",7,9],["gone",8]]'
@@ -56,11 +62,11 @@ def any_entry(rng: random.Random) -> Entry:
     epoch = rng.choice((E1, E2, E3))
     return rng.choice(
         [
-            Born(number, LogId(f"t{number}", 0), offset, epoch),
-            Begun(number, epoch, offset),
-            Begun(number, epoch, offset),
-            Cut(number, offset),
-            Gone(number),
+            LogCreated(number, LogId(f"t{number}", 0), offset, epoch),
+            EpochBegun(number, epoch, offset),
+            EpochBegun(number, epoch, offset),
+            TableCut(number, offset),
+            LogDeleted(number),
         ]
     )
 
@@ -74,7 +80,7 @@ def test_entries_come_out_as_they_went_in_and_few_say_the_same(
         assert decode_entries(encode_entries(entries)) == entries
         journal = replay(entries)
         again = replay(decode_entries(encode_entries(journal.entries())))
-        assert again.births == journal.births
+        assert again.logs == journal.logs
         assert again.tables == journal.tables
         assert again.gone.keys() == journal.gone.keys()
 
@@ -88,30 +94,32 @@ def test_entries_come_out_as_they_went_in_and_few_say_the_same(
             [BORN, begun(E2, 60), begun(E3, 60)],
             (start(E1, 40), start(E3, 60)),
         ),
-        "cut": ([BORN, begun(E2, 60), Cut(NUMBER, Offset(60))], (start(E1, 40),)),
+        "cut": ([BORN, begun(E2, 60), TableCut(NUMBER, Offset(60))], (start(E1, 40),)),
         "cut, and on as another": (
-            [BORN, begun(E2, 60), Cut(NUMBER, Offset(50)), begun(E3, 50)],
+            [BORN, begun(E2, 60), TableCut(NUMBER, Offset(50)), begun(E3, 50)],
             (start(E1, 40), start(E3, 50)),
         ),
         "born again": (
-            [BORN, begun(E2, 60), Born(NUMBER, LOG, Offset(90), E3)],
+            [BORN, begun(E2, 60), LogCreated(NUMBER, LOG, Offset(90), E3)],
             (start(E3, 90),),
         ),
-        "gone before": ([Gone(NUMBER), BORN], (start(E1, 40),)),
+        "gone before": ([LogDeleted(NUMBER), BORN], (start(E1, 40),)),
     }.values(),
 )
 def test_entries_add_up(entries: list[Entry], table: tuple[EpochStart, ...]) -> None:
     """In their order; what is gone and comes again is there."""
     journal = replay(entries)
     assert journal.tables[NUMBER] == table
-    assert journal.births[NUMBER].log_id == LOG
+    assert journal.logs[NUMBER].log_id == LOG
     assert not journal.gone
 
 
 def test_a_number_that_is_gone_stays_gone() -> None:
     """Its name is known until the journal is written again; its epochs say nothing."""
-    journal = replay([BORN, Gone(NUMBER), begun(E2, 60), Cut(NUMBER, Offset(1))])
-    assert not journal.births
+    journal = replay(
+        [BORN, LogDeleted(NUMBER), begun(E2, 60), TableCut(NUMBER, Offset(1))]
+    )
+    assert not journal.logs
     assert not journal.tables
     assert journal.gone == {NUMBER: LOG}
     assert replay(journal.entries()).gone == {NUMBER: None}

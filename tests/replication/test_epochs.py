@@ -14,8 +14,8 @@ from metaq.replication.epochs import (
     EpochTable,
     adopt_table,
     begin_epoch,
+    divergence_point,
     load_table,
-    parting_point,
 )
 from tests.cases import for_each
 from tests.sampling import examples
@@ -54,15 +54,15 @@ def test_copies_part_where_their_tables_do(
     one: CopyFacts, other: CopyFacts, point: int
 ) -> None:
     """The last entry that both have says how far, the shorter of the two."""
-    assert parting_point(one, other) == point
-    assert parting_point(other, one) == point
+    assert divergence_point(one, other) == point
+    assert divergence_point(other, one) == point
 
 
 def test_an_epoch_number_used_twice_is_another_epoch() -> None:
     """ZooKeeper may be set back, and give a number again: the nonce differs."""
     other = (EpochStart(Epoch(1, "another"), Offset(0)),)
     again = CopyFacts(1, Offset(0), Offset(9), Offset(0), other)
-    assert parting_point(copy(9, (1, 0)), again) == 0
+    assert divergence_point(copy(9, (1, 0)), again) == 0
 
 
 def write_history(rng: random.Random) -> list[CopyFacts]:
@@ -80,7 +80,7 @@ def write_history(rng: random.Random) -> list[CopyFacts]:
         copies[leader] = led
         for follower in {0, 1, 2} - {leader}:
             if rng.random() < 0.6:
-                point = parting_point(led, copies[follower])
+                point = divergence_point(led, copies[follower])
                 kept = adopt_table(copies[follower].table, led, point)
                 got = Offset(rng.randint(point, end))
                 copies[follower] = CopyFacts(1, Offset(0), got, Offset(0), kept)
@@ -102,7 +102,7 @@ def test_the_parting_point_is_where_bytes_first_differ(seed: int) -> None:
     """Neither a byte is cut that both have, nor one kept that differs."""
     one, other, _ = write_history(random.Random(seed))
     mine, theirs = bytes_of(one), bytes_of(other)
-    point = parting_point(one, other)
+    point = divergence_point(one, other)
     assert mine[:point] == theirs[:point]
     shorter = min(len(mine), len(theirs))
     assert point == shorter or mine[point] != theirs[point]

@@ -18,12 +18,12 @@ from metaq.replication.follow_task import FollowTask
 from metaq.replication.progress import JoinAnswer
 from metaq.replication.record import make_record
 from metaq.replication.replica import (
-    Act,
-    Moved,
     Replica,
     ReplicaRole,
     SaveSet,
     SetFile,
+    SimpleAction,
+    Transition,
 )
 from tests.rigs.waiting import until
 
@@ -66,14 +66,14 @@ class Node:
         self.last_id = 0
         self.tasks: list[asyncio.Task[None]] = []
 
-    async def take(self, moved: Moved | None) -> bool:
+    async def apply(self, transition: Transition | None) -> bool:
         assert self.lock.locked()
-        if moved is not None:
-            self.replica = moved[0]
-            self.actions += moved[1]
-        return moved is not None
+        if transition is not None:
+            self.replica = transition[0]
+            self.actions += transition[1]
+        return transition is not None
 
-    def take_note(self, replica: Replica) -> None:
+    def set_replica(self, replica: Replica) -> None:
         self.replica = replica
 
     def wake(self) -> None:
@@ -223,16 +223,15 @@ def test_steps_of_a_stream_are_taken_under_the_lock(streams: Streams) -> None:
             joining = asyncio.create_task(task.on_joined(EPOCH))
             await asyncio.sleep(0)
             assert node.actions == []
-            task.on_sure()  # it is durable already, so it waits for nothing
-            assert node.replica.is_sure
         await joining
         assert node.replica.stream == EPOCH
         await task.on_caught_up()
+        assert node.replica.is_sure
         assert node.replica.file.flag is Flag.NONE
         assert node.replica.file.completed == 3
         assert [type(each) for each in node.actions] == [SaveSet, SaveSet]
         assert store.removals == 1
-        assert Act.STOP_PULLING not in node.actions
+        assert SimpleAction.STOP_PULLING not in node.actions
 
     run(scenario)
 

@@ -276,7 +276,7 @@ def test_a_follower_is_sure_of_its_copy_when_it_has_caught_up() -> None:
         assert not other.replica.is_sure
         await until(lambda: other.replica.is_sure)
         assert same(leader, other)
-        assert other.events == ["joined", "sure"]
+        assert other.events == ["joined", "caught up"]
         await stream.end()
         await leader.end()
 
@@ -396,7 +396,7 @@ def test_a_leader_that_contradicts_the_own_high_watermark_is_refused() -> None:
         content = follower.content()
         empty = await Leader(3, in_sync=frozenset({3, 1})).begin()
         number = follower.log().number
-        empty.logs.births = lambda log_id, directory, start: (
+        empty.logs.assign_number = lambda log_id, directory, start: (
             empty.tables.adopt_log(log_id, number, directory, start, empty.term.epoch)
             or number
         )

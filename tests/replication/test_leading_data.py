@@ -179,7 +179,7 @@ def test_what_no_pull_waited_for_goes_with_the_next_one_at_once() -> None:
         assert (await answered_at_once(hand)).gone == (leader.log(OTHER).number,)
         made = leader.log(LogId("fourth", 0)).log_id
         await asyncio.sleep(0)
-        assert [b.log_id for b in (await answered_at_once(hand)).births] == [made]
+        assert [b.log_id for b in (await answered_at_once(hand)).new_logs] == [made]
 
     play(scenario)
 
@@ -335,7 +335,7 @@ def test_nothing_is_sent_of_a_log_that_was_deleted_before() -> None:
         await stage.until(lambda: answers)
         data = read(answers)
         assert [each.number for each in data.chunks] == [leader.log(OTHER).number]
-        assert data.births == ()
+        assert data.new_logs == ()
         assert {*data.gone} == numbers
 
     play(scenario)

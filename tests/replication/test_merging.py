@@ -60,7 +60,7 @@ def test_a_claimer_takes_the_tail_that_it_lacks() -> None:
         leader.last_id = 5000
         await stop(leader)
         found = await merge(claimer, leader)
-        assert found == Merged(MessageId(5000), is_short=False)
+        assert found == Merged(MessageId(5000), lacks_bytes=False)
         assert same(leader, claimer)
         for log_id in (LOG, OTHER):
             number = leader.log(log_id).number
@@ -104,7 +104,7 @@ def test_a_member_that_has_less_changes_nothing() -> None:
         content = leader.content()
         follower.log().set_bound(follower.log().synced_end)
         found = await merge(leader, follower)
-        assert found == Merged(MessageId(3), is_short=False)
+        assert found == Merged(MessageId(3), lacks_bytes=False)
         assert leader.content() == content
         assert leader.log().high_watermark == 3 * RECORD
 
@@ -123,10 +123,10 @@ def test_a_high_watermark_above_the_own_end_means_that_bytes_are_missing() -> No
         log = short.make_log(LOG, Offset(0), number)
         short.tables.adopt_log(LOG, number, log.log_dir, Offset(0), table[0].epoch)
         found = await merge(short, leader)
-        assert not found.is_short
+        assert not found.lacks_bytes
         assert same(short, leader)
         claimer.log().high_watermark = Offset(9999)
-        assert (await merge(short, claimer)).is_short
+        assert (await merge(short, claimer)).lacks_bytes
 
     run_virtually(scenario())
 

@@ -11,7 +11,7 @@ from metaq.broker.health import Alarm, find_problems
 from metaq.broker.http import render_metrics
 from metaq.errors import MetaqError, NoSpaceError
 from metaq.replication.election import Flag
-from metaq.replication.node import LOOK_S
+from metaq.replication.node import CHECK_S
 from metaq.replication.operator import (
     change_set,
 )
@@ -194,19 +194,22 @@ def test_a_set_at_rest_looks_at_its_clocks_seldom() -> None:
         looks = Counter[int]()
         for number in (1, 2, 3):
             mender = rig[number].node.mender
-            real = mender.look
+            real = mender.check
 
-            def look(number: int = number, real: Callable[[], None] = real) -> None:
+            def check(number: int = number, real: Callable[[], None] = real) -> None:
                 looks[number] += 1
                 real()
 
-            mender.look = look  # type: ignore[method-assign]
+            mender.check = check  # type: ignore[method-assign]
         began_s = asyncio.get_running_loop().time()
         await soon(lambda: min(looks[number] for number in (1, 2, 3)) >= 4)
-        most = (asyncio.get_running_loop().time() - began_s) / LOOK_S + 1
+        most = (asyncio.get_running_loop().time() - began_s) / CHECK_S + 1
         assert max(looks.values()) <= most
 
-    run(scenario, times={"metaq.replication.node.LOOKS": LAG_MS / 1000 / LOOK_S})
+    run(
+        scenario,
+        times={"metaq.replication.node.CHECKS_PER_LAG": LAG_MS / 1000 / CHECK_S},
+    )
 
 
 def test_a_put_waits_for_no_set_that_is_too_small() -> None:

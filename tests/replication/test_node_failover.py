@@ -315,7 +315,7 @@ async def restore(rig: Replicas, *, missing: frozenset[int] = frozenset()) -> No
         assert facts.record is not None
         copies[number], completed[number] = facts.record, facts.completed
     async with rig.operator() as nodes:
-        view = (await nodes.read(synced=True)).view
+        view = (await nodes.read()).view
         record = restored_record(
             copies, view.record, completed=completed, missing=missing, nonce="back"
         )
@@ -324,7 +324,7 @@ async def restore(rig: Replicas, *, missing: frozenset[int] = frozenset()) -> No
         else:
             change = Change(Purpose.OPERATOR, record, view.version, LeaderNode.DELETED)
             outcome = await nodes.propose(change)
-        assert outcome is Outcome.LANDED
+        assert outcome is Outcome.APPLIED
 
 
 async def frozen(rig: Replicas) -> None:

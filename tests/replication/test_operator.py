@@ -15,9 +15,9 @@ from metaq.model import LogId, Millis, Offset
 from metaq.replication.epoch_journal import (
     EPOCHS_FILE,
     MAGIC,
-    Born,
     Entry,
     EpochJournal,
+    LogCreated,
     decode_entries,
 )
 from metaq.replication.facts import (
@@ -323,10 +323,10 @@ def begin(
     return begin_set(fs, PATHS, record, replica, NOW, found=found, draw=os.urandom)
 
 
-def births(fs: FaultyFileSystem, path: Path) -> dict[LogId, Born]:
+def births(fs: FaultyFileSystem, path: Path) -> dict[LogId, LogCreated]:
     frames = read_frames(fs, path / EPOCHS_FILE, MAGIC)
     entries = [entry for frame in frames for entry in decode_entries(frame.body)]
-    return {one.log_id: one for one in replay(entries).births.values()}
+    return {one.log_id: one for one in replay(entries).logs.values()}
 
 
 def check_begun(

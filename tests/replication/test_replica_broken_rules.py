@@ -134,7 +134,7 @@ RULES = {
         " take in 1 3; answer 1",
     ),
     "q1": Rule(
-        "a join counts the follower's end, not the parting point",
+        "a join counts the follower's end, not the divergence point",
         {"crashes": 1},
         "put 1 0; crash 1; start 1; read 3; claim 3; answer 3; lead 3; put 3 0;"
         " read 2; join 2 3; read 1; join 1 3; pull 2 3",

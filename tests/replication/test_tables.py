@@ -13,7 +13,12 @@ from metaq.config.settings import BrokerConfig, LimitsConfig, SystemConfig, Topi
 from metaq.errors import LogDirOfflineError, StorageError
 from metaq.fs.frame_file import read_frames
 from metaq.model import LogId, Offset
-from metaq.replication.epoch_journal import EPOCHS_FILE, MAGIC, Begun, decode_entries
+from metaq.replication.epoch_journal import (
+    EPOCHS_FILE,
+    MAGIC,
+    EpochBegun,
+    decode_entries,
+)
 from metaq.replication.epochs import Epoch, EpochStart, EpochTable
 from metaq.replication.tables import COMPACT_BYTES, EpochTables
 from metaq.storage.log_state import LogState
@@ -58,10 +63,10 @@ class Rig:
             buried=self.tables.buried,
         )
         self.tables.attach(self.bench.manager)
-        self.bench.manager.births = lambda log_id, directory, start: (
+        self.bench.manager.assign_number = lambda log_id, directory, start: (
             self.tables.begin_log(log_id, directory, start, E1)
         )
-        self.bench.manager.on_born = PartitionLog.lead
+        self.bench.manager.on_numbered = PartitionLog.lead
 
     def log(self, log_id: LogId = HERE) -> PartitionLog:
         settings = self.bench.config.topic(log_id.topic)
@@ -121,7 +126,7 @@ def test_a_number_is_drawn_with_the_log_and_known_at_the_next_start() -> None:
     assert rig.tables.starts == {HERE: 0, THERE: 0}
     assert [each.number for each in rig.bench.manager.logs().values()] == [1, 2]
     assert rig.tables.table(1) == table((E1, 0))
-    assert not rig.bench.manager.is_short
+    assert not rig.bench.manager.lacks_bytes
     rig.close()
 
 
@@ -292,7 +297,7 @@ def test_a_damaged_journal_is_not_believed_and_kept_aside() -> None:
     rig = Rig(rig.fs)
     assert rig.tables.is_damaged
     assert not rig.tables.numbers
-    assert rig.bench.manager.is_short
+    assert rig.bench.manager.lacks_bytes
     one = rig.bench.manager.directories()[0]
     rig.tables.adopt_log(LogId("here", 7), 50, one, Offset(0), E3)
     rig.bench.run()
@@ -300,7 +305,7 @@ def test_a_damaged_journal_is_not_believed_and_kept_aside() -> None:
     rig = again(rig)
     assert not rig.tables.is_damaged
     assert rig.tables.numbers == {LogId("here", 7): 50}
-    assert rig.bench.manager.is_short, "a log with bytes has no number"
+    assert rig.bench.manager.lacks_bytes, "a log with bytes has no number"
     rig.close()
 
 
@@ -377,7 +382,7 @@ class Life:
             assert set(found) <= set(self.started), "no byte is of a later epoch"
         journal = read_frames(fs, ONE / EPOCHS_FILE, MAGIC) if self.epochs else ()
         entries = [each for frame in journal for each in decode_entries(frame.body)]
-        begun = [each.epoch for each in entries if isinstance(each, Begun)]
+        begun = [each.epoch for each in entries if isinstance(each, EpochBegun)]
         assert set(self.epochs) <= set(begun)
         assert not rig.tables.is_damaged
         rig.close()

@@ -8,7 +8,7 @@ from metaq.replication.election import Flag, Presence, PresenceState
 from metaq.replication.epochs import Epoch
 from metaq.replication.progress import Leadership, Quorum
 from metaq.replication.record import Purpose, make_record
-from metaq.replication.replica import Replica, ReplicaRole, SetFile, on_landed
+from metaq.replication.replica import Replica, ReplicaRole, SetFile, on_applied
 from metaq.replication.store import ReplicaStore
 from metaq.replication.term import ALONE_S, Term
 from tests.replication.stream_rig import LAG_S, Copy, Following, LoopClock, Stage, play
@@ -31,13 +31,11 @@ class Node:
         record = replace(made, in_sync=in_sync).at(2, "a", leader=1)
         term = Leadership(Epoch(2, "a"), Quorum(1, in_sync, minimum))
         file = SetFile("s", 1, record, 2, 2)
-        self.replica = Replica(
-            ReplicaRole.LEADING, file, 5, 1, Epoch(2, "a"), term=term
-        )
+        self.replica = Replica(ReplicaRole.LEADING, file, 5, 1, term=term)
         self.term: Term | None = None
         self.wakes = 0
 
-    def take_note(self, replica: Replica) -> None:
+    def set_replica(self, replica: Replica) -> None:
         self.replica = replica
         if self.term is not None and replica.term is not None:
             self.term.streams.set_term(replica.term)
@@ -70,10 +68,10 @@ class Act:
 
     def due(self, *presences: int) -> Any:
         """Return the in-sync set after the change that is due, or None."""
-        moved = self.term.next_change(present(*presences))
-        if moved is None or moved[0].pending is None:
+        transition = self.term.next_change(present(*presences))
+        if transition is None or transition[0].pending is None:
             return None
-        return moved[0].pending.purpose, moved[0].pending.record.in_sync
+        return transition[0].pending.purpose, transition[0].pending.record.in_sync
 
 
 async def begun(
@@ -88,10 +86,10 @@ async def begun(
     term.streams.begin()
     # The rig serves, ticks and ends what its leader has.
     stage.leader.streams = term.streams
-    copy.logs.births = lambda log_id, directory, start: copy.tables.begin_log(
-        log_id, directory, start, node.replica.epoch
+    copy.logs.assign_number = lambda log_id, directory, start: copy.tables.begin_log(
+        log_id, directory, start, node.replica.record.epoch
     )
-    copy.logs.on_born = term.streams.add_log
+    copy.logs.on_numbered = term.streams.add_log
     return Act(stage, node, term, copy)
 
 
@@ -109,7 +107,7 @@ def test_a_follower_that_joins_and_catches_up_is_due_to_come_in() -> None:
         third = act.follow(replica=3)
         await stage.until(lambda: act.term.streams.has_caught_up(3))
         assert act.node.wakes > wakes
-        assert dict(act.term.term.lives) == {2: 1, 3: 1}
+        assert dict(act.term.term.incarnations) == {2: 1, 3: 1}
         assert dict(act.term.term.saved)[3] == third.revision
         assert act.due(1, 2, 3) == (Purpose.TAKE_IN, ALL)
         assert act.due(1, 2) is None
@@ -132,7 +130,7 @@ def test_a_join_makes_former_words_of_a_follower_void() -> None:
         assert act.due(1, 2, 3) == (Purpose.TAKE_OUT, frozenset({1}))
         act.term.on_join(2, 7, 2)
         assert act.due(1, 2, 3) is None
-        assert dict(act.term.term.lives) == {2: 7}
+        assert dict(act.term.term.incarnations) == {2: 7}
         act.term.on_caught_up(3)
         act.term.on_join(3, 1, 2)
         assert act.due(1, 2, 3) is None
@@ -150,10 +148,10 @@ def test_a_follower_that_was_taken_out_comes_in_when_it_pulls_again() -> None:
         await stage.until(lambda: first.is_stored)
         three.wire.is_stalled = True
         await act.pass_s(LAG_S + 1)
-        moved = act.term.next_change(present(1, 2, 3))
-        assert moved is not None
-        taken_out, _actions = on_landed(moved[0])
-        act.node.take_note(taken_out)
+        transition = act.term.next_change(present(1, 2, 3))
+        assert transition is not None
+        taken_out, _actions = on_applied(transition[0])
+        act.node.set_replica(taken_out)
         two.revision = three.revision = taken_out.record.revision
         ticket = act.copy.put()
         await act.pass_s(LAG_S + 1)
@@ -223,7 +221,9 @@ def test_members_that_went_are_waited_for_until_all_have_saved_that() -> None:
         replica = act.node.replica
         assert replica.term is not None
         quorum = replace(replica.term.quorum, former=frozenset({3}))
-        act.node.take_note(replace(replica, term=replace(replica.term, quorum=quorum)))
+        act.node.set_replica(
+            replace(replica, term=replace(replica.term, quorum=quorum))
+        )
         held = act.copy.put()
         await act.pass_s(1)
         assert not held.is_answered

@@ -38,10 +38,10 @@ def leader(in_sync: frozenset[int] = ALL, *, minimum: int = 2) -> Replica:
 def due(replica: Replica, presences, **events: Any):
     """Return the in-sync set after the change that is due, or None."""
     known = {"stalled": NOBODY, "lost": NOBODY, "caught_up": NOBODY, **events}
-    moved = change_set(replica, presences, **known)
-    if moved is None:
+    transition = change_set(replica, presences, **known)
+    if transition is None:
         return None
-    pending = moved[0].pending
+    pending = transition[0].pending
     assert pending is not None
     return pending.purpose, pending.record.in_sync
 

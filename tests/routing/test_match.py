@@ -10,7 +10,7 @@ from metaq.errors import ConfigError
 from metaq.model import HeaderPairs
 from metaq.routing.match import (
     KEY_BYTES_MAX,
-    PLACES_MAX,
+    NODES_VISITED_MAX,
     Binding,
     ExchangeKind,
     Matcher,
@@ -115,7 +115,7 @@ def test_patterns_that_all_may_match_are_not_all_looked_at() -> None:
     ]
     matcher.replace(named([Binding("t", each) for each in patterns]))
     assert matcher.topics(".".join("abababaab")) == ("t",)
-    with pytest.raises(ConfigError, match=f"at most {PLACES_MAX} places .* got"):
+    with pytest.raises(ConfigError, match=f"at most {NODES_VISITED_MAX} places .* got"):
         matcher.topics(".".join("ab" * 60))
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metaq.model import Offset
-from metaq.storage.damage import DAMAGES_MAX, apart
+from metaq.storage.damage import DAMAGES_MAX, merge_damage
 from metaq.storage.segment import Damage
 
 RANGES = st.lists(
@@ -24,7 +24,7 @@ def test_merged_ranges_cover_the_same_offsets_and_do_not_touch(ranges) -> None:
         )
         for at, size in ranges
     ]
-    merged = apart(damage)
+    merged = merge_damage(damage)
     assert len(merged) <= DAMAGES_MAX
     for offset in range(430):
         covered = any(d.covers(Offset(offset)) for d in damage)

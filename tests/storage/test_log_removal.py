@@ -111,7 +111,7 @@ def test_a_log_that_is_gone_is_set_aside_alone(fs: FaultyFileSystem) -> None:
     bench = StorageBench(fs, config())
     bench.manager.open(numbers={OTHER: 8})
     assert bench.manager.logs().keys() == {OTHER}
-    assert not bench.manager.is_short
+    assert not bench.manager.lacks_bytes
     assert aside(fs) == ["test-0"]
     for _ in range(2):
         bench.manager.remove_deleted()
@@ -156,7 +156,7 @@ def check(fs: FaultyFileSystem, *, is_done: bool) -> None:
     assert aside(fs) == ["test-0"] if is_aside else log.next_offset == 3 * RECORD
     assert is_aside or not is_done
     # It lacks bytes that were readable: nothing may be promised with it.
-    assert bench.manager.is_short == is_aside
+    assert bench.manager.lacks_bytes == is_aside
     assert begin_again(bench) == [None]
     assert log_of(bench).next_offset == START
     bench.close()
@@ -229,7 +229,7 @@ def test_a_leaders_new_log_is_given_a_number_before_anything_is_appended(
         born.append(log)
         log.lead()
 
-    manager.births, manager.on_born = draw, lead
+    manager.assign_number, manager.on_numbered = draw, lead
     third, fourth = LogId("test", 3), LogId("test", 4)
     settings = bench.config.topic("test")
     log = manager.get_or_create(third, settings)

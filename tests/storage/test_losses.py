@@ -34,13 +34,13 @@ def started(
     return bench
 
 
-def is_short(
+def lacks_bytes(
     fs: FaultyFileSystem,
     numbers: Mapping[LogId, int] | None = NUMBERS,
     buried: Collection[LogId] = (),
 ) -> bool:
     bench = started(fs, numbers, buried)
-    found = bench.manager.is_short
+    found = bench.manager.lacks_bytes
     bench.close()
     return found
 
@@ -53,8 +53,8 @@ def lose(fs: FaultyFileSystem) -> None:
 def test_a_replica_that_has_all_is_not_short(fs: FaultyFileSystem) -> None:
     """Nor is a broker without replicas, which has no numbers."""
     filled(fs).close()
-    assert not is_short(fs)
-    assert not is_short(fs, None)
+    assert not lacks_bytes(fs)
+    assert not lacks_bytes(fs, None)
 
 
 def test_a_log_that_is_gone_makes_a_replica_short(fs: FaultyFileSystem) -> None:
@@ -63,12 +63,12 @@ def test_a_log_that_is_gone_makes_a_replica_short(fs: FaultyFileSystem) -> None:
     lose(fs)
     bare = fs.snapshot()
     bare.unlink(DATA / "holdings")
-    assert is_short(bare)
+    assert lacks_bytes(bare)
     bare.unlink(DATA / WATERMARKS_NAME)
     bare.unlink(DATA / "holdings")
-    assert not is_short(bare), "nothing says that it had a byte"
-    assert is_short(fs)
-    assert is_short(fs), "and so it is at the next start"
+    assert not lacks_bytes(bare), "nothing says that it had a byte"
+    assert lacks_bytes(fs)
+    assert lacks_bytes(fs), "and so it is at the next start"
 
 
 def test_a_log_that_began_again_after_its_bytes_is_not_missed(
@@ -83,7 +83,7 @@ def test_a_log_that_began_again_after_its_bytes_is_not_missed(
     for born, expected in ((start, False), (Offset(0), True)):
         bench = StorageBench(fs, config())
         bench.manager.open(numbers=NUMBERS, starts={LOG: born})
-        assert bench.manager.is_short is expected
+        assert bench.manager.lacks_bytes is expected
         assert log_of(bench).next_offset == born
         bench.close()
 
@@ -95,7 +95,7 @@ def test_a_loss_that_an_operator_accepts_makes_it_short_all_the_same(
     filled(fs).close()
     lose(fs)
     accept(fs)
-    assert is_short(fs)
+    assert lacks_bytes(fs)
 
 
 def test_a_log_that_ends_below_its_watermark_makes_it_short(
@@ -108,7 +108,7 @@ def test_a_log_that_ends_below_its_watermark_makes_it_short(
     file.close()
     fs.unlink(SEGMENT.with_suffix(".spans"))
     fs.unlink(DATA / "holdings")
-    assert is_short(fs)
+    assert lacks_bytes(fs)
 
 
 def test_damage_up_to_the_end_of_a_log_makes_it_short(fs: FaultyFileSystem) -> None:
@@ -121,15 +121,15 @@ def test_damage_up_to_the_end_of_a_log_makes_it_short(fs: FaultyFileSystem) -> N
     fs.unlink(DATA / "holdings")
     bench = started(fs)
     assert log_of(bench).state is LogState.STOPPED
-    assert bench.manager.is_short
+    assert bench.manager.lacks_bytes
     bench.close()
 
 
 def test_bytes_without_a_number_make_it_short(fs: FaultyFileSystem) -> None:
     """Their epochs are not known; but for a log that was deleted and not moved yet."""
     filled(fs).close()
-    assert is_short(fs, {OTHER: 8})
-    assert not is_short(fs, {OTHER: 8}, buried=[LOG])
+    assert lacks_bytes(fs, {OTHER: 8})
+    assert not lacks_bytes(fs, {OTHER: 8}, buried=[LOG])
 
 
 def test_a_log_without_a_byte_begins_where_it_was_born(fs: FaultyFileSystem) -> None:
@@ -140,7 +140,7 @@ def test_a_log_without_a_byte_begins_where_it_was_born(fs: FaultyFileSystem) -> 
     for _ in range(2):
         bench = StorageBench(fs, config())
         bench.manager.open(numbers=NUMBERS, starts=starts)
-        assert not bench.manager.is_short
+        assert not bench.manager.lacks_bytes
         for log_id, start in starts.items():
             log = log_of(bench, log_id)
             assert (log.next_offset, log.number) == (start, NUMBERS[log_id])

@@ -511,7 +511,7 @@ def test_a_log_answers_for_its_high_watermark_when_it_is_no_older_one(
     bench.run()
     log.set_bound(Offset(RECORD))
     assert not log.is_settled, "nothing was joined"
-    log.settle(Offset(2 * RECORD))
+    log.set_settled_from(Offset(2 * RECORD))
     log.set_bound(Offset(RECORD))
     assert not log.is_settled
     log.set_bound(Offset(2 * RECORD))

@@ -14,7 +14,7 @@ from metaq.storage.retention import (
     Removal,
     SegmentFacts,
     TrustedTime,
-    look_at_clocks,
+    check_clocks,
     newest_times,
     plan_retention,
     trust_at_start,
@@ -199,7 +199,7 @@ def test_clocks_that_agree_are_believed() -> None:
         (HOUR, -STEP_MS_MAX),
         (DAY, 90_000),
     ]:
-        look = look_at_clocks(
+        look = check_clocks(
             trusted(), wall_ms=Millis(NOW + passed + off), boot_ms=Millis(passed)
         )
         assert look.clock_fault is None
@@ -212,7 +212,7 @@ def test_a_jump_is_not_believed_within_the_hold(jump: int) -> None:
     """Ages go on as if it had not happened, or get smaller; it is said each time."""
     now = trusted()
     for passed in range(HOUR, DAY, HOUR):
-        look = look_at_clocks(
+        look = check_clocks(
             now, wall_ms=Millis(NOW + passed + jump), boot_ms=Millis(passed)
         )
         assert look.clock_fault is not None
@@ -236,7 +236,7 @@ def test_after_the_hold_an_even_clock_is_believed(jump: int, is_believed: bool) 
     """A long jump forward waits for a restart, however long the clock runs evenly."""
     now = trusted()
     for passed in (HOUR, HOUR + HOLD_MS, HOUR + 100 * HOLD_MS):
-        look = look_at_clocks(
+        look = check_clocks(
             now, wall_ms=Millis(NOW + passed + jump), boot_ms=Millis(passed)
         )
         now = look.trusted
@@ -248,13 +248,13 @@ def test_a_clock_that_jumps_again_is_held_again() -> None:
     """The hold begins with the last jump; coming back ends the fault at once."""
     now = trusted()
     for passed, jump in [(HOUR, HOUR), (HOUR + HOLD_MS, 5 * HOUR)]:
-        look = look_at_clocks(
+        look = check_clocks(
             now, wall_ms=Millis(NOW + passed + jump), boot_ms=Millis(passed)
         )
         assert look.clock_fault is not None
         now = look.trusted
     passed += HOUR
-    look = look_at_clocks(now, wall_ms=Millis(NOW + passed), boot_ms=Millis(passed))
+    look = check_clocks(now, wall_ms=Millis(NOW + passed), boot_ms=Millis(passed))
     assert look.clock_fault is None
     assert look.now_ms == NOW + passed
 
@@ -263,17 +263,17 @@ def test_a_clock_that_jumps_again_is_held_again() -> None:
 def test_after_a_start_the_newest_append_is_what_is_known(down: int) -> None:
     """A broker that was down deletes by age a day late, however long it was down."""
     start = trust_at_start(NOW, wall_ms=Millis(NOW + down), boot_ms=Millis(5))
-    look = look_at_clocks(start, wall_ms=Millis(NOW + down), boot_ms=Millis(5))
+    look = check_clocks(start, wall_ms=Millis(NOW + down), boot_ms=Millis(5))
     assert look.now_ms == NOW
     # Only what no absence explains is doubted.
     assert (look.clock_fault is None) == (down <= LEAD_MS_MAX)
-    look = look_at_clocks(
+    look = check_clocks(
         look.trusted,
         wall_ms=Millis(NOW + down + HOLD_MS),
         boot_ms=Millis(5 + HOLD_MS),
     )
     assert (look.now_ms, look.clock_fault) == (NOW + down + HOLD_MS, None)
-    jumped = look_at_clocks(
+    jumped = check_clocks(
         look.trusted,
         wall_ms=Millis(look.now_ms + YEAR),
         boot_ms=Millis(5 + HOLD_MS),
@@ -286,10 +286,10 @@ def test_a_jump_after_an_absence_is_doubted(jump: int) -> None:
     """The absence explains the lead of the start, and no other."""
     start = trust_at_start(NOW, wall_ms=Millis(NOW + DAY), boot_ms=Millis(5))
     assert start.is_absence
-    look = look_at_clocks(start, wall_ms=Millis(NOW + DAY), boot_ms=Millis(5))
+    look = check_clocks(start, wall_ms=Millis(NOW + DAY), boot_ms=Millis(5))
     assert look.clock_fault is None
     for passed in (0, HOUR):
-        look = look_at_clocks(
+        look = check_clocks(
             look.trusted,
             wall_ms=Millis(NOW + DAY + jump + passed),
             boot_ms=Millis(5 + passed),
@@ -301,7 +301,7 @@ def test_a_jump_after_an_absence_is_doubted(jump: int) -> None:
 def test_a_clock_behind_the_newest_append_is_doubted_at_the_start() -> None:
     """No absence sets a clock back."""
     start = trust_at_start(NOW, wall_ms=Millis(NOW - HOUR), boot_ms=Millis(5))
-    look = look_at_clocks(start, wall_ms=Millis(NOW - HOUR), boot_ms=Millis(5))
+    look = check_clocks(start, wall_ms=Millis(NOW - HOUR), boot_ms=Millis(5))
     assert look.clock_fault is not None
 
 
@@ -316,10 +316,10 @@ def test_a_new_broker_believes_its_clock() -> None:
 def test_a_jumped_clock_deletes_nothing(jump: int, age: int) -> None:
     """Neither the jump nor what was appended during it costs a segment."""
     log = LogFacts(LOG, facts([age, 0, 0]), WEEK)
-    look = look_at_clocks(trusted(), wall_ms=Millis(NOW + jump), boot_ms=Millis(0))
+    look = check_clocks(trusted(), wall_ms=Millis(NOW + jump), boot_ms=Millis(0))
     assert plan(log, now=look.now_ms) == ()
     during = LogFacts(LOG, facts([age, -jump, 0]), WEEK)
     assert plan(during, now=look.now_ms) == ()
-    back = look_at_clocks(look.trusted, wall_ms=NOW, boot_ms=Millis(0))
+    back = check_clocks(look.trusted, wall_ms=NOW, boot_ms=Millis(0))
     assert back.clock_fault is None
     assert plan(during, now=back.now_ms) == ()

@@ -237,8 +237,8 @@ def test_no_walk_crosses_known_damage(per_span: int, bit: int, broken: int) -> N
     queries = SpanQueries(disk, segments, made, damage)
     is_start, count = queries.is_boundary, queries.count_records
     split, since = queries.split_range, queries.offset_for_time
-    apart = [Offset(at) for at in range(end + 1) if not bad < at < good]
-    found = [at for at in apart if is_start(at)]
+    merge_damage = [Offset(at) for at in range(end + 1) if not bad < at < good]
+    found = [at for at in merge_damage if is_start(at)]
     assert found == [*starts, end]
     for low, high in combinations_with_replacement(found, 2):
         if low < good and high > bad:

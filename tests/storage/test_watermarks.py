@@ -365,7 +365,7 @@ def test_a_broker_without_replicas_has_no_such_file(fs: FaultyFileSystem) -> Non
     put(bench, log)
     bench.run()
     tick(bench, clock)
-    assert not log.log_dir.moved
+    assert not log.log_dir.unwritten_watermarks
     bench.close()
     names: set[Path] = {each.path for each in fs.log}
     assert FILE not in names
@@ -409,7 +409,7 @@ def test_a_start_knows_of_a_forced_cut_whenever_the_power_goes(seed: int) -> Non
             bench, _clock = replica(found)
             log = log_of(bench)
             assert not log.damage
-            assert not bench.manager.is_short
+            assert not bench.manager.lacks_bytes
             assert RECORD <= log.next_offset <= 3 * RECORD
             if point.progress == 2:
                 assert log.next_offset == RECORD
@@ -445,5 +445,5 @@ def test_whichever_call_of_a_forced_cut_fails_it_is_reported(
         assert len(done) == 2 or done[0] is not None
         found, _clock = replica(fs.crash(keep_random(seed + call)))
         assert not log_of(found).damage
-        assert not found.manager.is_short or not is_online or done != [None, None]
+        assert not found.manager.lacks_bytes or not is_online or done != [None, None]
         found.close()

@@ -27,7 +27,7 @@ from metaq.spark.segments.segment_plan import (
     plan_query,
 )
 from metaq.spark.segments.segment_reader import read_split, tail_of
-from metaq.storage.damage import apart, check_parts
+from metaq.storage.damage import check_parts, merge_damage
 from metaq.storage.listing import check_neighbours, index_of
 from metaq.storage.segment import Damage, Segment
 from metaq.storage.span_index import SpanIndex
@@ -133,7 +133,7 @@ def _check_synced(fs: FileSystem, split: Split) -> CheckedSplit:
         ):
             damage += part.damage
             count += part.record_count
-    return CheckedSplit(count, split.size_bytes, SizeBytes(0), apart(damage))
+    return CheckedSplit(count, split.size_bytes, SizeBytes(0), merge_damage(damage))
 
 
 def _check_torn(fs: FileSystem, split: Split) -> CheckedSplit:
@@ -148,7 +148,7 @@ def _check_zip(fs: FileSystem, split: Split) -> CheckedSplit:
     damage: list[Damage] = []
     batches = read_split(fs, split, on_corrupt=OnCorrupt.SKIP, damage=damage)
     count = sum(batch.num_rows for batch in batches)
-    return CheckedSplit(count, split.size_bytes, SizeBytes(0), apart(damage))
+    return CheckedSplit(count, split.size_bytes, SizeBytes(0), merge_damage(damage))
 
 
 def find_holes(fs: FileSystem, files: Sequence[SegmentFile]) -> list[Damage]:

@@ -29,7 +29,7 @@ from metaq.spark.segments.segment_options import SegmentOptions, parse_segment_o
 from metaq.spark.segments.segment_plan import FileKind, Split, plan_query
 from metaq.spark.values import ValueConverter
 from metaq.spark.versions import report_missing_filters, tasks_of
-from metaq.storage.damage import Tail, apart, check_tail
+from metaq.storage.damage import Tail, check_tail, merge_damage
 from metaq.storage.log_writer import UNSYNCED_BYTES_MAX
 from metaq.storage.segment import Damage, Segment
 from metaq.storage.segment_source import open_source
@@ -142,7 +142,7 @@ def read_splits(
             wanted = split.bounds.clip(batch)
             if wanted.num_rows:
                 yield wanted
-        for found in apart(damage):
+        for found in merge_damage(damage):
             _log.warning("damaged bytes are left out: %s", found)
 
 
