@@ -173,7 +173,7 @@ class LocalSet:
             while True:
                 self._changed.clear()
                 with suppress(CoordinationError):
-                    self._print(await nodes.read())
+                    self._print(await nodes.read(synced=False))
                 await wait_set(self._changed, READ_S)
         finally:
             cancel()

@@ -171,7 +171,7 @@ def look(
     """Return the nodes of a set, facts of its replicas, and errors of the others."""
 
     async def work(nodes: SetNodes) -> tuple[SetView, Facts, dict[int, MetaqError]]:
-        view = await nodes.read()
+        view = await nodes.read(synced=True)
         return view, *await ask_replicas(view, nodes.clock, timeout_s=target.timeout_s)
 
     return at_set(target, broker_id, work)
@@ -573,7 +573,7 @@ async def make_set(
     fs = SystemFileSystem()
     if why := find_unfinished(fs, paths):
         raise ReplicaSetError(why)
-    found = (await nodes.read()).view.record
+    found = (await nodes.read(synced=True)).view.record
     record, member = begin_set(
         fs,
         paths,
@@ -616,7 +616,7 @@ def join(
     replica, target = _replica_of(config, new_coordinator)
 
     broker_id = config.system.broker_id
-    view = at_set(target, broker_id, lambda nodes: nodes.read())
+    view = at_set(target, broker_id, lambda nodes: nodes.read(synced=True))
     record = check_newcomer(view.view.record, broker_id, replica, log_count=0)
     others = (record.in_sync & counted(view.view.presences)) - {replica}
     fs = SystemFileSystem()

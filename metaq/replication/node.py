@@ -337,7 +337,7 @@ class ReplicaNode(Service):
 
     async def _read(self) -> None:
         self._read_due_s = self._clock.monotonic_s() + READ_INTERVAL_S
-        seen = self.seen = await self._nodes.read()
+        seen = self.seen = await self._nodes.read(synced=True)
         own = self._replica
         if own is None or own.role is ReplicaRole.STARTING or not own.incarnation:
             await self._begin(seen)
@@ -649,7 +649,7 @@ class ReplicaNode(Service):
 
     async def read(self) -> View:
         """Read ZooKeeper after a sync; the caller holds `lock`."""
-        self.seen = await self._nodes.read()
+        self.seen = await self._nodes.read(synced=True)
         return self.seen.view
 
     async def forget_former_process(self) -> None:

@@ -230,7 +230,7 @@ async def change_set(
         CoordinationError: ZooKeeper does not reply, or others are always faster.
     """
     for _ in range(TRIES):
-        view = await nodes.read()
+        view = await nodes.read(synced=True)
         record = view.view.record
         if record is not None:
             change = plan(view, record)
@@ -255,7 +255,7 @@ async def wait_until_leads(nodes: SetNodes, replica: int, *, timeout_s: float) -
     """Wait until a replica leads; return whether it does within the time-out."""
     until_s = nodes.clock.monotonic_s() + timeout_s
     while True:
-        view = await nodes.read()
+        view = await nodes.read(synced=False)
         leader = view.view.leader
         if leader is not None and leader.replica == replica:
             return True

@@ -190,12 +190,14 @@ class LeaderSeen:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """ZooKeeper as read by a replica after a sync: first presences, then the record."""
+    """ZooKeeper as read by a replica: first the presences, then the record."""
 
     record: SetRecord | None
     version: int
     leader: LeaderSeen | None
     presences: tuple[Presence, ...]
+    is_synced: bool
+    """Whether it was read after a sync; otherwise it may be out of date."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,7 +329,7 @@ def start(file: SetFile, findings: DirectoryFindings, view: View) -> Transition:
     Args:
         file: its `set` file.
         findings: findings of the start.
-        view: as read now.
+        view: read after a sync.
     """
     record = view.record or file.record
     assert record is not None, "a set file without a record, and none in ZooKeeper"
@@ -351,15 +353,19 @@ def start(file: SetFile, findings: DirectoryFindings, view: View) -> Transition:
 
 
 def contradiction(file: SetFile, view: View) -> str:
-    """Return the reason why the record cannot follow from the copy; "" if it can."""
+    """Return the reason why the record cannot follow from the own copy; "" if it can.
+
+    A record that looks older is no contradiction if it may be out of date.
+    """
     copy = file.record
     if copy is None:
         return ""
     if view.record is None:
-        return "the record is missing"
-    if reason := foreign_reason(copy, view.record):
+        return "the record is missing" if view.is_synced else ""
+    reason = foreign_reason(copy, view.record)
+    if reason and (view.is_synced or view.record.revision >= copy.revision):
         return reason
-    ahead = newer_copy(view.record, view.presences)
+    ahead = newer_copy(view.record, view.presences) if view.is_synced else None
     if ahead is not None:
         return (
             f"replica {ahead.replica} has revision {ahead.revision} of epoch"
@@ -374,8 +380,13 @@ def on_view(replica: Replica, view: View) -> Transition:
         return replica, ()  # the shell starts it again
     if reason := contradiction(replica.file, view):
         return freeze(replica, reason)
+    copy = replica.file.record
+    if view.record is None or (copy and view.record.revision < copy.revision):
+        return replica, ()  # the view is out of date
     if replica.pending is None:
         return _adopt_view(replica, view)
+    if not view.is_synced:
+        return replica, ()  # it does not show the outcome of the change
     transition, actions = _read_back(replica, replica.pending, view)
     after, others = _adopt_view(transition, view)
     return after, (*actions, *others)
@@ -504,7 +515,7 @@ def claim(
 
     Args:
         replica: the current state.
-        view: as read now.
+        view: read after a sync.
         nonce: random text, unique to the claim.
         waited_ms: time since it saw that no replica leads, in milliseconds.
     """
@@ -512,7 +523,7 @@ def claim(
     if replica.role is not R.IDLE or view.leader is not None or record is None:
         return None
     own = Candidate(replica.id, replica.file.flag, waited_ms, replica.is_sure)
-    if not may_claim(own, record, view.presences):
+    if not view.is_synced or not may_claim(own, record, view.presences):
         return None
     ready = unflagged(view.presences)
     change = plan_claim(record, view.version, replica.id, nonce, ready)

@@ -286,15 +286,19 @@ class SetNodes:
 
     # -- reading ----------------------------------------------------------------------
 
-    async def read(self) -> SetView:
-        """Read all nodes of the set after a sync; without a record, the view has none.
+    async def read(self, *, synced: bool) -> SetView:
+        """Read all nodes of the set; without a record, the view has none.
+
+        Args:
+            synced: read after a sync, so that the result is not out of date.
 
         Raises:
             ReplicaSetError: a payload is invalid; the text has its path.
             SessionLostError: there is no session, or another one began during the read.
         """
         session_version = self.coordinator.status.session_version
-        await self.coordinator.sync(self._record, deadline_s=self._deadline_s())
+        if synced:
+            await self.coordinator.sync(self._record, deadline_s=self._deadline_s())
         shown = await self._each(self._presences, decode_present)
         node = await self._get(self._record)
         led = await self._get(self._leader)
@@ -311,7 +315,7 @@ class SetNodes:
         self._session_version, self._known = session_version, members
         version = 0 if node is None else node.version
         presences = tuple(each.presence for each in shown.values())
-        view = View(record, version, seen, presences)
+        view = View(record, version, seen, presences, is_synced=synced)
         return SetView(view, shown, members, leader.address if leader else "")
 
     async def read_first(self, timeout_s: float) -> SetView:
@@ -323,7 +327,10 @@ class SetNodes:
         """
         until_s = self.clock.monotonic_s() + timeout_s
         return await retry(
-            self.read, backoff=FIRST_BACKOFF, deadline_s=until_s, clock=self.clock
+            partial(self.read, synced=True),
+            backoff=FIRST_BACKOFF,
+            deadline_s=until_s,
+            clock=self.clock,
         )
 
     async def _each(

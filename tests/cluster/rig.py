@@ -309,7 +309,7 @@ class Cluster:
 
     def view(self) -> SetView:
         """Return the nodes of the set."""
-        return at_set(self.target, BROKER_ID, lambda nodes: nodes.read())
+        return at_set(self.target, BROKER_ID, lambda nodes: nodes.read(synced=True))
 
     @property
     def record(self) -> SetRecord:

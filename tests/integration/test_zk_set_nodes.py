@@ -63,23 +63,23 @@ def test_a_set_is_made_led_and_led_on_after_its_session_ended(zookeeper: str) ->
             changes += 1
 
         cancel = two.watch(on_change)
-        assert (await one.read()).view.record is None
+        assert (await one.read(synced=True)).view.record is None
         assert await one.create_record(FIRST, {1: member(4)}) is Outcome.APPLIED
         assert await two.create_record(FIRST, {}) is Outcome.REFUSED
-        view = (await two.read()).view
+        view = (await two.read(synced=True)).view
         register = plan_register(FIRST, view.version, (2, 1), None)
         assert await send(two, 2, register) is Outcome.APPLIED
         assert await send(two, 2, register) is Outcome.REFUSED
         await two.show(shown(2))
         await two.show(shown(2, state=PresenceState.STOPPING))
-        view = (await one.read()).view
+        view = (await one.read(synced=True)).view
         claim = plan_claim(FIRST, view.version, 1, "n", frozenset())
         assert claim is not None
         before = changes
         assert await send(one, 1, claim) is Outcome.APPLIED
         assert await send(one, 1, claim) is Outcome.REFUSED
         await until(lambda: changes > before)
-        found = await two.read()
+        found = await two.read(synced=True)
         assert found.view.record == claim.record
         assert found.view.leader is not None
         assert not found.view.leader.is_own
@@ -90,17 +90,17 @@ def test_a_set_is_made_led_and_led_on_after_its_session_ended(zookeeper: str) ->
         await until(lambda: client.status.session_version == 2)
         out = plan_take_out(claim.record, found.view.version, 3, ALL)
         assert await send(one, 1, out) is Outcome.REFUSED
-        view = (await one.read()).view
+        view = (await one.read(synced=True)).view
         assert view.leader is None
         assert await send(one, 1, plan_renew(claim.record, view.version)) is (
             Outcome.APPLIED
         )
         assert await send(one, 1, out) is Outcome.APPLIED
-        view = (await two.read()).view
+        view = (await two.read(synced=True)).view
         assert view.record is not None
         force = plan_force(view.record, view.version, 2, "f")
         assert await send(two, 2, force) is Outcome.APPLIED
-        view = (await one.read()).view
+        view = (await one.read(synced=True)).view
         assert (view.record, view.leader) == (force.record, None)
         cancel()
         for each in (client, other):

@@ -188,7 +188,7 @@ def _violating(config: Config, history: list[str]) -> list[str] | None:
 
 
 RARE = ("crash", "expire", "wipe", "roll", "tear", "ZooKeeper", "restore", "force")
-SELDOM = ("take out", "give up", "hand over", "set min", "session over")
+SELDOM = ("take out", "give up", "hand over", "set min", "stale", "session over")
 
 
 def weight(label: str) -> float:

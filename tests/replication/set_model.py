@@ -77,6 +77,7 @@ class Config:
     trims: int = 0
     births: int = 0
     """Logs that are made while the set runs."""
+    stale: int = 0
     """Reads of a server that lags."""
     stops: int = 0
     """Stops in good order."""
@@ -98,7 +99,7 @@ class Config:
 BUDGETED = [
     *("claims", "crashes", "expiries", "shrinks", "expansions", "late", "unknown"),
     *("wipes", "rolls", "tears", "handovers", "give_ups", "repeats", "refusals"),
-    *("forces", "restores", "settings", "trims", "births"),
+    *("forces", "restores", "settings", "trims", "births", "stale"),
     *("stops", "backups"),
 ]
 
@@ -269,10 +270,12 @@ class SetModel:
         return w._replace(left=at(w.left, i, w.left[i] - 1))
 
     def view(self, w: World, k: int) -> View:
-        zk = w.zk
+        return self._view(w.zk, k, is_synced=True)
+
+    def _view(self, zk: Zk, k: int, *, is_synced: bool) -> View:
         leader = zk.leader and LeaderSeen(*zk.leader, is_own=zk.leader[0] == k)
         present = tuple(p for p in zk.present if p is not None)
-        return View(zk.record, zk.version, leader, present)
+        return View(zk.record, zk.version, leader, present, is_synced)
 
     def shown(self, w: World) -> World:
         """Write what replicas with a session show of themselves."""

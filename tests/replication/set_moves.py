@@ -151,13 +151,19 @@ class SetMoves(SetModel):
             yield f"session {k}", partial(self.session, w, k)
         elif self.has(w, "expiries"):
             yield f"expire {k}", partial(self.expire, w, k)
+        if self.has(w, "stale") and not proc.is_flying:
+            for n, old in enumerate(w.old):
+                if self._view_changes(w, k, old, is_synced=False):
+                    yield f"stale read {k} {n}", partial(self.read, w, k, n)
 
     def view_changes(self, w: World, k: int) -> bool:
-        zk = w.zk
+        return self._view_changes(w, k, w.zk, is_synced=True)
+
+    def _view_changes(self, w: World, k: int, zk: Zk, *, is_synced: bool) -> bool:
         replica = self.proc(w, k).replica
         if replica.role is R.FROZEN and replica.incarnation == 0:
             return False
-        if replica.pending is None and replica.record == zk.record:
+        if is_synced and replica.pending is None and replica.record == zk.record:
             # The cases of most worlds, decided without the core.
             is_there = zk.leader is not None and zk.record.leader != 0
             if replica.role in TERM_ROLES and replica.version == zk.version:
@@ -167,11 +173,17 @@ class SetMoves(SetModel):
                 return False
             if replica.role is R.IDLE and not is_there and not zk.record.forced:
                 return False
-        return on_view(replica, self.view(w, k))[0] != replica
+        return on_view(replica, self._view(zk, k, is_synced=is_synced))[0] != replica
 
-    def read(self, w: World, k: int) -> World:
-        w = self.run(w, k, on_view(self.proc(w, k).replica, self.view(w, k)))
-        w = self._registered(w, k)
+    def read(self, w: World, k: int, old: int | None = None) -> World:
+        if old is None:
+            zk = w.zk
+        else:
+            zk, w = w.old[old], self.spend(w, "stale")
+        view = self._view(zk, k, is_synced=old is None)
+        w = self.run(w, k, on_view(self.proc(w, k).replica, view))
+        if old is None:
+            w = self._registered(w, k)
         return self.done(self._lead_on(w, k))
 
     def _registered(self, w: World, k: int) -> World:
@@ -250,7 +262,7 @@ class SetMoves(SetModel):
             if is_told and member == disk.holdings and after.forced == before.forced:
                 raise Violation(f"replica {new} was taken in, and is incomplete")
         old = w.old
-        if self.config.restores:
+        if self.config.restores or self.config.stale:
             old = (*old, w.zk)[-3:]
         return w._replace(zk=zk, old=old)
 

@@ -804,7 +804,7 @@ async def _restore_record(walk: Walk) -> None:
     completed = {k: file.completed for k, file in files.items() if not file.flag}
     try:
         async with rig.operator() as nodes:
-            view = (await nodes.read()).view
+            view = (await nodes.read(synced=True)).view
             record = restored_record(
                 known,
                 view.record,

@@ -50,7 +50,7 @@ def present(*replicas: int) -> tuple[Presence, ...]:
 
 
 def view(leader: LeaderSeen | None = None) -> View:
-    return View(RECORD, 4, leader, present(2, 3))
+    return View(RECORD, 4, leader, present(2, 3), is_synced=True)
 
 
 class Node:
@@ -214,7 +214,7 @@ def test_a_replica_that_gave_up_leaves_the_next_claim_to_others() -> None:
 
 def test_a_replica_alone_claims_only_where_it_is_sure() -> None:
     """Its directory may be an older state, else: the others are waited for."""
-    alone = View(RECORD, 4, None, present(2))
+    alone = View(RECORD, 4, None, present(2), is_synced=True)
 
     async def scenario(node: Node, made: Claims, clock: Any) -> None:
         async def read() -> View:

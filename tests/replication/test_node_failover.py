@@ -315,7 +315,7 @@ async def restore(rig: Replicas, *, missing: frozenset[int] = frozenset()) -> No
         assert facts.record is not None
         copies[number], completed[number] = facts.record, facts.completed
     async with rig.operator() as nodes:
-        view = (await nodes.read()).view
+        view = (await nodes.read(synced=True)).view
         record = restored_record(
             copies, view.record, completed=completed, missing=missing, nonce="back"
         )

@@ -35,6 +35,7 @@ AREAS: dict[str, dict[str, Any]] = {
     "two-logs": {"logs": 2, "puts": 2, "crashes": 1},
     "hand-over": {"handovers": 1, "give_ups": 1, "unknown": 1},
     "repeat": {"crashes": 1, "repeats": 1, "refusals": 1},
+    "stale-read": {"crashes": 1, "stale": 1},
     "init": {"in_sync": (1,), "is_empty": True, "crashes": 1, "expansions": 2},
     "stop": {"crashes": 1, "stops": 1, "backups": 1, "in_sync": (1, 2)},
 }
@@ -64,7 +65,7 @@ WALKS: dict[str, dict[str, Any]] = {
     "set-back": {"restores": 1},
     "set-back-again": {"restores": 2, "claims": 4, "tears": 1},
     "settings": {"settings": 2, "tears": 1},
-    "new-log": {"births": 2},
+    "new-log": {"births": 2, "stale": 3},
     "hand-over": {"handovers": 2, "give_ups": 1},
     "retention": {"trims": 3, "is_wide": True, "handovers": 1},
     "stop": {"stops": 3, "backups": 2},

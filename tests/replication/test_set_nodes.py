@@ -169,7 +169,7 @@ def test_a_node_that_cannot_be_read_is_named(
         async with a_set() as rig:
             rig.server.write(path, data)
             with pytest.raises(ReplicaSetError) as caught:
-                await rig.nodes[1].read()
+                await rig.nodes[1].read(synced=True)
             assert str(caught.value).startswith(f"{path}: ")
             assert text in str(caught.value)
 
@@ -181,7 +181,7 @@ def test_a_node_that_cannot_be_read_is_named(
 
 async def claim(rig: SetRig, replica: int, nonce: str = "n") -> Change:
     """Let a replica lead, and return the change with which it did."""
-    view = (await rig.nodes[replica].read()).view
+    view = (await rig.nodes[replica].read(synced=True)).view
     assert view.record is not None
     change = plan_claim(view.record, view.version, replica, nonce, frozenset())
     assert change is not None
@@ -210,12 +210,13 @@ def test_a_read_finds_all_nodes_and_whose_the_leader_is() -> None:
             await rig.nodes[1].show(shown(1))
             epoch = change.record.epoch
             for replica in (1, 2):
-                found = await rig.nodes[replica].read()
+                found = await rig.nodes[replica].read(synced=replica == 1)
                 assert found.view == View(
                     change.record,
                     rig.server.tree()[RECORD].version,
                     LeaderSeen(1, epoch, is_own=replica == 1),
                     (shown(1).presence, shown(2).presence),
+                    is_synced=replica == 1,
                 )
                 assert found.shown == {1: shown(1), 2: shown(2)}
                 assert found.members == {1: member(4)}
@@ -231,7 +232,7 @@ def test_presences_are_read_before_the_record() -> None:
         async with a_set() as rig:
             await rig.nodes[1].show(shown(1))
             rig.server.calls.clear()
-            await rig.nodes[2].read()
+            await rig.nodes[2].read(synced=True)
             calls = rig.server.calls
             assert calls[0] == ("sync", RECORD)
             order = [path for what, path in calls if what == "get"]
@@ -246,8 +247,8 @@ def test_where_there_is_no_set_a_view_has_no_record() -> None:
     async def scenario() -> None:
         rig = SetRig()
         nodes = await rig.join(1)
-        found = await nodes.read()
-        assert found.view == View(None, 0, None, ())
+        found = await nodes.read(synced=True)
+        assert found.view == View(None, 0, None, (), is_synced=True)
         assert (found.shown, found.members, found.leader_address) == ({}, {}, "")
         assert rig.server.tree() == {}
 
@@ -260,7 +261,7 @@ def test_an_empty_replica_that_starts_first_creates_no_part_of_a_set() -> None:
     async def scenario() -> None:
         rig = SetRig()
         nodes = await rig.join(1)
-        await nodes.read()
+        await nodes.read(synced=True)
         with pytest.raises(ReplicaSetError, match="`metaq replicas init` makes a set"):
             await nodes.show(shown(1))
         register = plan_register(FIRST, 0, (1, 1), None)
@@ -319,14 +320,14 @@ def test_a_claim_writes_record_and_leader_at_once() -> None:
 
     async def scenario() -> None:
         async with a_set() as rig:
-            view = (await rig.nodes[2].read()).view
+            view = (await rig.nodes[2].read(synced=True)).view
             change = await claim(rig, 1)
             late = plan_claim(FIRST, view.version, 2, "m", frozenset())
             assert await propose(rig, 2, late) is Outcome.REFUSED
             assert rig.data(RECORD) == encode_record(change.record)
             assert rig.data(LEADER) == leader(1, change.record.epoch)
             # Over the record that it left, the leader's node alone refuses.
-            view = (await rig.nodes[2].read()).view
+            view = (await rig.nodes[2].read(synced=True)).view
             later = plan_claim(change.record, view.version, 2, "m", frozenset())
             assert await propose(rig, 2, later) is Outcome.REFUSED
             assert rig.data(RECORD) == encode_record(change.record)
@@ -340,11 +341,11 @@ def test_only_the_leader_of_this_session_changes_the_in_sync_set() -> None:
     async def scenario() -> None:
         async with a_set() as rig:
             led = (await claim(rig, 1)).record
-            view = (await rig.nodes[2].read()).view
+            view = (await rig.nodes[2].read(synced=True)).view
             out = plan_take_out(led, view.version, 3, ALL)
             assert await propose(rig, 2, out) is Outcome.REFUSED
             assert await propose(rig, 1, out) is Outcome.APPLIED
-            record = (await rig.nodes[1].read()).view.record
+            record = (await rig.nodes[1].read(synced=True)).view.record
             assert record is not None
             assert record.in_sync == {1, 2}
             rig.server.remove(LEADER)
@@ -364,7 +365,7 @@ def test_a_replica_is_taken_in_by_the_life_that_joined() -> None:
             led = (await claim(rig, 1)).record
             version = rig.server.tree()[RECORD].version
             await propose(rig, 1, plan_take_out(led, version, 2, ALL))
-            view = (await rig.nodes[1].read()).view
+            view = (await rig.nodes[1].read(synced=True)).view
             assert view.record is not None
             assert await rig.nodes[2].write_member(member(6, 60)) is Outcome.APPLIED
             for life in (5, 7):
@@ -388,8 +389,8 @@ def test_a_start_registers_over_the_member_that_it_read() -> None:
                 rig.nodes[2],
                 SetNodes(rig.clients[1], NodePaths(), BROKER, 2, clock=CLOCK),
             )
-            view = (await one.read()).view
-            await other.read()
+            view = (await one.read(synced=True)).view
+            await other.read(synced=True)
             change = plan_register(FIRST, view.version, (2, 1), None)
             landed = await one.propose(change, member=member(1))
             assert landed is Outcome.APPLIED
@@ -397,12 +398,12 @@ def test_a_start_registers_over_the_member_that_it_read() -> None:
             late = await other.propose(change, member=member(1))
             assert late is Outcome.REFUSED
             # Again, over the one that is there now.
-            await one.read()
+            await one.read(synced=True)
             change = plan_register(FIRST, view.version, (2, 2), frozenset({1, 3}))
             landed = await one.propose(change, member=member(2))
             assert landed is Outcome.APPLIED
             assert rig.data(MEMBER_2) == to_json(member(2))
-            record = (await one.read()).view.record
+            record = (await one.read(synced=True)).view.record
             assert record is not None
             assert record.in_sync == {1, 3}
 
@@ -422,7 +423,7 @@ def test_giving_up_deletes_the_leader_with_the_change() -> None:
             assert rig.data(RECORD) == encode_record(change.record)
             # "If it is there": without one it lands as well.
             change = plan_force(change.record, version + 1, 2, "f")
-            await rig.nodes[0].read()
+            await rig.nodes[0].read(synced=True)
             assert await propose(rig, 0, change) is Outcome.APPLIED
 
     run_virtually(scenario())
@@ -434,7 +435,7 @@ def test_an_operator_deletes_the_leader_of_another_session() -> None:
     async def scenario() -> None:
         async with a_set() as rig:
             led = (await claim(rig, 1)).record
-            view = (await rig.nodes[0].read()).view
+            view = (await rig.nodes[0].read(synced=True)).view
             change = plan_force(led, view.version, 2, "f")
             assert await propose(rig, 0, change) is Outcome.APPLIED
             assert rig.data(LEADER) is None
@@ -449,7 +450,7 @@ def test_a_record_is_created_once_with_what_is_known_of_members() -> None:
         async with a_set({1: member(4)}) as rig:
             other = replace(FIRST, set_id="t")
             assert await rig.nodes[0].create_record(other, {}) is Outcome.REFUSED
-            found = await rig.nodes[0].read()
+            found = await rig.nodes[0].read(synced=True)
             assert found.view.record == FIRST
             assert found.members == {1: member(4)}
 
@@ -463,11 +464,11 @@ def test_a_member_is_written_by_the_life_that_registered() -> None:
         async with a_set({1: member(4)}) as rig:
             nodes = rig.nodes[1]
             assert await nodes.write_member(member(4, 9)) is Outcome.APPLIED
-            assert (await nodes.read()).members[1].version == 9
+            assert (await nodes.read(synced=False)).members[1].version == 9
             for other in (member(5), replace(member(4), set_id="t")):
                 assert await nodes.write_member(other) is Outcome.REFUSED
             assert await rig.nodes[2].write_member(member(1)) is Outcome.REFUSED
-            assert (await nodes.read()).members == {1: member(4, 9)}
+            assert (await nodes.read(synced=False)).members == {1: member(4, 9)}
 
     run_virtually(scenario())
 
@@ -477,19 +478,19 @@ def test_a_member_is_made_known_again_after_the_record_was_restored() -> None:
 
     async def scenario() -> None:
         async with a_set() as rig:
-            await rig.nodes[2].read()
+            await rig.nodes[2].read(synced=True)
             rig.server.wipe()
             frozen = shown(2, state=PresenceState.FROZEN)
             await rig.nodes[2].show(frozen)
-            found = await rig.nodes[0].read()
+            found = await rig.nodes[0].read(synced=True)
             assert (found.view.record, found.shown) == (None, {2: frozen})
             assert await rig.nodes[0].create_record(FIRST, {}) is Outcome.APPLIED
-            view = (await rig.nodes[2].read()).view
+            view = (await rig.nodes[2].read(synced=True)).view
             change = Change(
                 Purpose.REGISTER, FIRST, view.version, member=(2, 6), is_check=True
             )
             assert await propose(rig, 2, change, own=member(6)) is Outcome.APPLIED
-            assert (await rig.nodes[2].read()).members == {2: member(6)}
+            assert (await rig.nodes[2].read(synced=True)).members == {2: member(6)}
 
     run_virtually(scenario())
 
@@ -575,7 +576,7 @@ def test_of_two_processes_that_start_as_one_replica_one_registers() -> None:
             ways = ((first, 5, "meta://a:1"), (other, 6, "meta://b:1"))
             changes = []
             for nodes, life, address in ways:
-                view = (await nodes.read()).view
+                view = (await nodes.read(synced=True)).view
                 change = plan_register(FIRST, view.version, (2, life), None)
                 own = shown(2, address=address, incarnation=life)
                 changes.append((nodes, change, member(life), own))
@@ -588,7 +589,7 @@ def test_of_two_processes_that_start_as_one_replica_one_registers() -> None:
             tree = rig.server.tree()
             assert tree[PRESENT_2].data == to_json(changes[0][3])
             assert await register(1) is Outcome.REFUSED
-            await other.read()
+            await other.read(synced=True)
             with pytest.raises(ReplicaSetError, match="replica 2 twice, at meta://a:1"):
                 await register(1)
             assert rig.server.tree() == tree

@@ -62,7 +62,7 @@ async def send(rig: SetRig, replica: int, change: Change | None) -> Outcome:
 
 async def claim(rig: SetRig, replica: int, nonce: str = "n") -> Change:
     """Let a replica lead, and return the change with which it did."""
-    view = (await rig.nodes[replica].read()).view
+    view = (await rig.nodes[replica].read(synced=True)).view
     assert view.record is not None
     change = plan_claim(view.record, view.version, replica, nonce, frozenset())
     assert await send(rig, replica, change) is Outcome.APPLIED
@@ -99,15 +99,17 @@ def after_reading(
 # -- a server that lags ---------------------------------------------------------------
 
 
-def test_a_read_has_what_a_lagging_server_lacks() -> None:
-    """It comes after a sync."""
+def test_a_synced_read_has_what_a_lagging_server_lacks() -> None:
+    """One without a sync may be old, and says so."""
 
     async def scenario() -> None:
         async with a_set() as rig:
             rig.server.lag(rig.clients[2])
             change = await claim(rig, 1)
-            new = (await rig.nodes[2].read()).view
-            assert new.record == change.record
+            old = (await rig.nodes[2].read(synced=False)).view
+            assert (old.record, old.leader, old.is_synced) == (FIRST, None, False)
+            new = (await rig.nodes[2].read(synced=True)).view
+            assert (new.record, new.is_synced) == (change.record, True)
             assert new.leader is not None
 
     run_virtually(scenario())
@@ -119,8 +121,8 @@ def test_what_was_planned_from_an_old_view_is_refused() -> None:
     async def scenario() -> None:
         async with a_set() as rig:
             rig.server.lag(rig.clients[2])
-            old = (await rig.nodes[2].read()).view
             led = await claim(rig, 1)
+            old = (await rig.nodes[2].read(synced=False)).view
             late = plan_claim(FIRST, old.version, 2, "m", frozenset())
             assert await send(rig, 2, late) is Outcome.REFUSED
             assert rig.data(RECORD) == encode_record(led.record)
@@ -139,7 +141,7 @@ def test_a_lost_answer_is_read_back_and_decides(is_carried_out: bool) -> None:
         async with a_set() as rig:
             nodes, client = rig.nodes[1], rig.clients[1]
             await nodes.show(shown(1))
-            view = (await nodes.read()).view
+            view = (await nodes.read(synced=True)).view
             file = SetFile("s", 1, FIRST, epoch=1, completed=1)
             idle = Replica(ReplicaRole.IDLE, file, view.version, 5, is_sure=True)
             transition = claim_of(idle, view, "n", waited_ms=10_000)
@@ -150,9 +152,9 @@ def test_a_lost_answer_is_read_back_and_decides(is_carried_out: bool) -> None:
             rig.server.lose_answer(client, is_carried_out=is_carried_out)
             assert await send(rig, 1, proposed.change) is Outcome.UNKNOWN
             with pytest.raises(SessionSuspendedError):
-                await nodes.read()
+                await nodes.read(synced=True)
             rig.server.resume(client)
-            after, _ = on_view(claiming, (await nodes.read()).view)
+            after, _ = on_view(claiming, (await nodes.read(synced=True)).view)
             landed = ReplicaRole.MERGING if is_carried_out else ReplicaRole.IDLE
             assert after.role is landed
             assert (rig.data(LEADER) is not None) == is_carried_out
@@ -183,7 +185,7 @@ def test_a_change_without_an_answer_in_time_is_unknown() -> None:
     async def scenario() -> None:
         async with a_set() as rig:
             nodes = rig.nodes[0]
-            view = (await nodes.read()).view
+            view = (await nodes.read(synced=True)).view
             settings = plan_settings(FIRST, view.version, min_in_sync=3)
             claiming = plan_claim(FIRST, view.version, 1, "n", frozenset())
             rig.server.stall = True
@@ -193,7 +195,7 @@ def test_a_change_without_an_answer_in_time_is_unknown() -> None:
             # This one reads the leader first.
             assert await send(rig, 0, claiming) is Outcome.REFUSED
             with pytest.raises(CoordinationTimeoutError):
-                await nodes.read()
+                await nodes.read(synced=True)
             rig.server.stall = False
 
     run_virtually(scenario())
@@ -205,13 +207,13 @@ def test_a_connection_that_is_gone_sends_nothing(end: str) -> None:
 
     async def scenario() -> None:
         async with a_set() as rig:
-            view = (await rig.nodes[1].read()).view
+            view = (await rig.nodes[1].read(synced=True)).view
             change = plan_claim(FIRST, view.version, 1, "n", frozenset())
             getattr(rig.server, end)(rig.clients[1])
             assert await send(rig, 1, change) is Outcome.REFUSED
             rig.server.resume(rig.clients[1])
             await asyncio.sleep(1)
-            assert (await rig.nodes[1].read()).view.record == FIRST
+            assert (await rig.nodes[1].read(synced=True)).view.record == FIRST
 
     run_virtually(scenario())
 
@@ -221,7 +223,7 @@ def test_what_zookeeper_refuses_for_other_reasons_is_an_error() -> None:
 
     async def scenario() -> None:
         async with a_set() as rig:
-            view = (await rig.nodes[1].read()).view
+            view = (await rig.nodes[1].read(synced=True)).view
             change = plan_settings(FIRST, view.version, min_in_sync=3)
             rig.server.refusal = "no rights"
             with pytest.raises(CoordinationError, match="no rights"):
@@ -245,7 +247,7 @@ def test_a_record_that_was_set_back_contradicts_copies_and_presences() -> None:
             rig.server.restore(backup)
             await until(lambda: rig.clients[2].status.session_version == 2)
             await rig.nodes[1].show(shown(1, revision=known.revision, epoch=2))
-            view = (await rig.nodes[2].read()).view
+            view = (await rig.nodes[2].read(synced=True)).view
             assert view.record == FIRST
             assert "expected revision 2 or more" in foreign_reason(known, FIRST)
             assert newer_copy(FIRST, view.presences) == view.presences[0]
@@ -260,15 +262,15 @@ def test_versions_that_come_twice_after_a_backup_deceive_nobody() -> None:
         async with a_set() as rig:
             backup = rig.server.tree()
             operator = rig.nodes[0]
-            view = (await operator.read()).view
+            view = (await operator.read(synced=True)).view
             three = plan_settings(FIRST, view.version, min_in_sync=3)
             assert await send(rig, 0, three) is Outcome.APPLIED
-            view = (await rig.nodes[2].read()).view
+            view = (await rig.nodes[2].read(synced=True)).view
             late = plan_claim(three.record, view.version, 2, "n", frozenset())
             rig.server.restore(backup)
             await until(lambda: rig.clients[2].status.session_version == 2)
             await until(lambda: rig.clients[0].status.session_version == 2)
-            other = (await operator.read()).view
+            other = (await operator.read(synced=True)).view
             two = plan_settings(FIRST, other.version, replicas=ALL | {4})
             assert await send(rig, 0, two) is Outcome.APPLIED
             assert rig.server.tree()[RECORD].version == view.version
@@ -289,7 +291,7 @@ def test_nodes_of_sessions_from_before_the_backup_are_taken_over() -> None:
             client = rig.clients[2]
             await until(lambda: client.status.session_version == 2)
             await rig.nodes[2].show(shown(2, state=PresenceState.FROZEN))
-            view = (await rig.nodes[2].read()).view
+            view = (await rig.nodes[2].read(synced=True)).view
             renewed = plan_renew(led, view.version)
             assert await send(rig, 2, renewed) is Outcome.APPLIED
             nodes = rig.server.tree()
@@ -334,8 +336,8 @@ def test_a_read_over_two_sessions_is_no_view() -> None:
         async with a_set() as rig:
             after_reading(rig, 2, RECORD, lambda: begin_session(rig, 2))
             with pytest.raises(SessionLostError, match="ended in between"):
-                await rig.nodes[2].read()
-            assert (await rig.nodes[2].read()).view.record == FIRST
+                await rig.nodes[2].read(synced=True)
+            assert (await rig.nodes[2].read(synced=True)).view.record == FIRST
 
     run_virtually(scenario())
 
@@ -345,7 +347,7 @@ def test_a_change_whose_session_ends_before_it_is_sent_is_refused() -> None:
 
     async def scenario() -> None:
         async with a_set() as rig:
-            view = (await rig.nodes[1].read()).view
+            view = (await rig.nodes[1].read(synced=True)).view
             change = plan_claim(FIRST, view.version, 1, "n", frozenset())
             after_reading(rig, 1, LEADER, lambda: begin_session(rig, 1))
             assert await send(rig, 1, change) is Outcome.REFUSED
@@ -361,7 +363,7 @@ def test_a_leader_goes_on_in_a_new_session_while_its_old_node_is_there() -> None
         async with a_set() as rig:
             led = (await claim(rig, 1)).record
             await begin_session(rig, 1)
-            found = await rig.nodes[1].read()
+            found = await rig.nodes[1].read(synced=True)
             assert found.view.leader is not None
             assert not found.view.leader.is_own
             version = found.view.version
@@ -369,7 +371,7 @@ def test_a_leader_goes_on_in_a_new_session_while_its_old_node_is_there() -> None
             out = plan_take_out(led, version, 3, ALL)
             assert await send(rig, 1, out) is Outcome.REFUSED
             assert await send(rig, 1, plan_renew(led, version)) is Outcome.APPLIED
-            again = (await rig.nodes[1].read()).view.leader
+            again = (await rig.nodes[1].read(synced=True)).view.leader
             assert again is not None
             assert again.is_own
             assert await send(rig, 1, out) is Outcome.APPLIED
@@ -385,7 +387,7 @@ def test_a_leader_does_not_go_on_over_the_node_of_another_one() -> None:
             led = (await claim(rig, 1)).record
             rig.server.expire(rig.clients[1])
             await until(lambda: rig.clients[1].status.session_version == 2)
-            view = (await rig.nodes[1].read()).view
+            view = (await rig.nodes[1].read(synced=True)).view
             await claim(rig, 2, "m")
             for version in (view.version, view.version + 1):
                 renewed = plan_renew(led, version)
@@ -438,12 +440,12 @@ def test_members_of_two_processes_of_one_replica_do_not_mix() -> None:
 
     async def scenario() -> None:
         async with a_set() as rig:
-            view = (await rig.nodes[2].read()).view
+            view = (await rig.nodes[2].read(synced=True)).view
             change = Change(
                 Purpose.REGISTER, FIRST, view.version, member=(2, 1), is_check=True
             )
             first, other = rig.nodes[2], await rig.join(2)
-            await other.read()
+            await other.read(synced=True)
 
             async def register() -> None:
                 landed = await first.propose(change, member=member(1))
@@ -454,7 +456,7 @@ def test_members_of_two_processes_of_one_replica_do_not_mix() -> None:
             late = replace(member(1), directories={"other": 1})
             outcome = await other.propose(change, member=late)
             assert outcome is Outcome.REFUSED
-            assert (await other.read()).members[2] == member(1)
+            assert (await other.read(synced=True)).members[2] == member(1)
 
     run_virtually(scenario())
 
@@ -466,7 +468,7 @@ def test_a_change_that_leaves_the_leader_alone_does_not_look_at_it() -> None:
         async with a_set() as rig:
             led = (await claim(rig, 1)).record
             before = rig.server.tree()[LEADER]
-            view = (await rig.nodes[0].read()).view
+            view = (await rig.nodes[0].read(synced=True)).view
             change = plan_settings(led, view.version, min_in_sync=3)
             assert change.leader_node is LeaderNode.LEFT
             assert await send(rig, 0, change) is Outcome.APPLIED
