@@ -220,8 +220,8 @@ class DueRun:
             data = file.read_at(
                 Position(start + number * BLOCK_BYTES), SizeBytes(BLOCK_BYTES)
             )
-        key, _messages, _size, crc = _BLOCK.unpack(self._blocks[number])
-        if crc32(data) != crc or data[:KEY_BYTES] != key:
+        *_, crc = _BLOCK.unpack(self._blocks[number])
+        if crc32(data) != crc:
             raise CorruptRecordError(f"{self.path}: block {number} is damaged")
         return data
 
