@@ -753,6 +753,23 @@ def test_partitions_of_assignments_that_wait_come_together() -> None:
     run_virtually(scenario())
 
 
+def test_what_is_lost_before_its_on_assigned_is_not_announced() -> None:
+    """Nor does anything wait for it; the user never knew it, so it is no `on_lost`."""
+
+    async def scenario() -> None:
+        rig = Rig()
+        held = rig.hold("on_assigned")
+        await rig.assign(ZERO)
+        await rig.assign(ONE)
+        rig.hooks.lose([ONE])
+        held.set()
+        await asyncio.sleep(1)
+        assert rig.events == [("on_assigned", {ZERO})]
+        assert (rig.ready, rig.hooks.waiting_for()) == ({ZERO}, [])
+
+    run_virtually(scenario())
+
+
 def test_what_is_lost_and_comes_again_during_on_assigned_is_announced_again() -> None:
     """The return of the first call hands out nothing of the second assignment."""
 

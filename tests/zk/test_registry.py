@@ -699,6 +699,22 @@ def test_a_leader_that_hands_over_deletes_nothing_of_the_next_one() -> None:
     run_virtually(scenario())
 
 
+def test_a_replica_of_a_set_without_a_leader_does_not_register() -> None:
+    """It hung: its session is a new one, and the set has no leader by now."""
+
+    async def scenario() -> None:
+        server = MemoryZooKeeper()
+        async with broker_on(server) as (registry, coordinator):
+            await lead(server, coordinator)
+            server.remove(TITLE)
+            one = replace(SNAPSHOT, title=TITLE)
+            assert not await registry.register(one, deadline_s=in_s(5))
+            assert MASTER not in server.tree()
+            assert "is not seen to lead its set" in registry.statistics().last_error
+
+    run_virtually(scenario())
+
+
 @pytest.mark.parametrize("has_follower", [False, True])
 def test_a_leader_that_hands_over_withdraws_while_others_change_the_set(
     *, has_follower: bool
