@@ -811,6 +811,28 @@ def test_a_hook_of_partitions_that_are_all_lost_is_cancelled() -> None:
     run_virtually(scenario())
 
 
+def test_a_partition_that_is_lost_ends_the_on_revoked_that_it_is_in() -> None:
+    """Its commit would fail, and the others wait for it; no last commit follows."""
+
+    async def scenario() -> None:
+        rig = Rig()
+        await rig.assign(ZERO, ONE)
+        rig.hold("on_revoked")
+        revoking = asyncio.create_task(rig.hooks.revoke(BOTH, timeout_s=50))
+        await asyncio.sleep(1)
+        rig.hooks.lose([ZERO])
+        await asyncio.sleep(1)
+        assert revoking.done()
+        assert not await revoking
+        assert rig.events[1:] == [
+            ("on_revoked", BOTH),
+            ("on_lost", {ZERO}),
+            ("on_lost", {ONE}),
+        ]
+
+    run_virtually(scenario())
+
+
 def test_a_revoke_that_is_cancelled_goes_on_in_the_next_one() -> None:
     """A consumer that closes during a rebalance calls `on_revoked` once."""
 
