@@ -179,7 +179,8 @@ class QueueService(Service):
         """Wait until no append to `__queues` is in flight: a read would miss it.
 
         This happens after a refused append, which has the queues read again while
-        appends before it are still being stored.
+        appends before it are still being stored; and to a new leader, whose appends in
+        doubt may have numbers of queues.
         """
         log = self._journal.find(QUEUES)
         while True:
@@ -188,17 +189,12 @@ class QueueService(Service):
             await asyncio.sleep(SETTLED_POLL_S)
 
     async def _wait_settled(self, term: int) -> None:
-        """Wait until the logs of this leader have all that was acknowledged.
-
-        Appends to `__queues` that were in doubt are then stored, so that no queue gets
-        the number of another one.
-        """
+        """Wait until the logs of this leader have all that was acknowledged."""
         replica, topics = self._context.replica, self._context.topics
         while term == self._term and self._is_leading:
             if (
                 topics.refusal is None
                 and (self._is_found or (replica is not None and replica.is_registered))
-                and _is_stored(self._journal.find(QUEUES))
                 and all(
                     log.is_settled
                     for log in topics.logs()

@@ -106,7 +106,7 @@ def totals_of(data: bytes) -> tuple[int, int]:
     """Return the number of messages that wait by some entries, and their bytes."""
     messages = size = 0
     for _due_ms, _offset, number, more, _topic in ENTRY.iter_unpack(data):
-        if number < 0:  # as in `Waiting.totals`
+        if number < 0:  # as in `DueEntry.totals`
             number, more = -1, -more
         messages, size = messages + number, size + more
     return messages, size
@@ -218,8 +218,8 @@ class DueRun:
             data = file.read_at(
                 Position(start + number * BLOCK_BYTES), SizeBytes(BLOCK_BYTES)
             )
-        key, _messages, _size, crc = _BLOCK.unpack(self._blocks[number])
-        if crc32(data) != crc or data[:KEY_BYTES] != key:
+        *_, crc = _BLOCK.unpack(self._blocks[number])
+        if crc32(data) != crc:
             raise CorruptRecordError(f"{self.path}: block {number} is damaged")
         return data
 

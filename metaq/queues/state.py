@@ -339,8 +339,6 @@ class QueueState:
         dropped = [each for at, each in self._open.items() if start <= at < end]
         for message in dropped:
             self._end_stored(message)
-        for offset in [each for each in self._returned if start <= each < end]:
-            del self._returned[offset]
         self.scan_offset = max(self.scan_offset, end)
         self._skip_done()  # first: ranges below the floor are forgotten
         self._add_done(start, end)

@@ -173,7 +173,7 @@ class QueueSnapshot:
         """Offset after the last message that the state mentions."""
         ends = [each.end for each in self.done.ranges()[-1:]]
         ends += [Offset(at + it.size_bytes) for at, it in self.returned.items()]
-        return max(self.floor, *ends) if ends else self.floor
+        return max([self.floor, *ends])
 
     def cut(self, end: Offset) -> None:
         """Remove everything at or above an offset: other messages will be there."""

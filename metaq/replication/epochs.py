@@ -115,13 +115,10 @@ def divergence_point(one: CopyFacts, other: CopyFacts) -> Offset:
     for index, (mine, theirs) in enumerate(zip(*tables, strict=False)):
         if mine != theirs:
             break
-        mine_end, theirs_end = (
+        point = min(
             table[index + 1].start if index + 1 < len(table) else end
             for table, end in zip(tables, ends, strict=True)
         )
-        point = min(mine_end, theirs_end)
-        if mine_end != theirs_end:
-            break
     return min(point, *ends)
 
 

@@ -150,9 +150,8 @@ class _Patterns:
             path.append(path[-1].next[word])
         del path[-1].bindings[binding]
         for node, word in zip(reversed(path[:-1]), reversed(words), strict=True):
-            if node.next[word].next or node.next[word].bindings:
-                break
-            del node.next[word]
+            if not (node.next[word].next or node.next[word].bindings):
+                del node.next[word]
 
     def find(self, key: str, _headers: HeaderPairs) -> Iterable[Binding]:
         nodes, count = _with_rests([self._root]), 0

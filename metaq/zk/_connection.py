@@ -107,7 +107,6 @@ class ServerConnection(asyncio.Protocol):
         for _number, _request, answer in self._pending:
             if not answer.done():
                 answer.set_exception(kz.ConnectionLoss())
-        self._pending.clear()
 
     # -- asyncio's calls --------------------------------------------------------------
 
@@ -127,7 +126,7 @@ class ServerConnection(asyncio.Protocol):
         self.heard_s = self._clock.monotonic_s()
         self._received += data
         try:
-            while (frame := self._next_frame()) is not None and not self.ended.done():
+            while (frame := self._next_frame()) is not None:
                 self._on_frame(frame)
         except Exception as error:  # noqa: BLE001  # kazoo raises what Python does
             self.drop(f"an answer cannot be read: {error!r:.200}")

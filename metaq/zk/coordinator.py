@@ -203,7 +203,6 @@ class ZooKeeperCoordinator:
         self._is_stopped = False
         self._check: asyncio.TimerHandle | None = None
         self._beat_at_s = 0.0
-        self._is_beating = False
 
     # -- session ----------------------------------------------------------------------
 
@@ -264,7 +263,7 @@ class ZooKeeperCoordinator:
 
     def _begin(self, one: ServerConnection) -> None:
         """Use a connection, with the session that its server has granted."""
-        self._connection, self._session, self._is_beating = one, one.session, False
+        self._connection, self._session = one, one.session
         one.ended.add_done_callback(partial(self._on_ended, one))
         timeout_s = one.session.timeout_ms / 1000
         self._beat_at_s = max(self._beat_at_s, one.sent_s)
@@ -324,14 +323,12 @@ class ZooKeeperCoordinator:
         self._schedule_check()
 
     def _beat(self, one: ServerConnection) -> None:
-        """Send a request that shows that the session is alive; one at a time."""
-        if self._is_beating:
-            return
-        self._is_beating, sent_s = True, self._clock.monotonic_s()
+        """Send a request that shows that the session is alive."""
+        sent_s = self._clock.monotonic_s()
 
         def on_answer(answer: "asyncio.Future[Any]") -> None:
             if answer.exception() is None:
-                self._is_beating, self._failures = False, 0
+                self._failures = 0
                 self._beat_at_s = max(self._beat_at_s, sent_s)
 
         one.ask(jute.Exists(self._whole("/"), None)).add_done_callback(on_answer)

@@ -53,6 +53,23 @@ def test_a_wait_that_is_over_is_answered_with_nothing(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
+def test_a_take_of_a_connection_that_has_ended_gets_nothing(tmp_path: Path) -> None:
+    """The message would be leased to a worker that cannot have it."""
+
+    async def scenario(broker: Broker, peer: Peer) -> None:
+        takers = broker.context.queues.takers
+        async with Peer(broker) as gone:
+            taking = asyncio.create_task(Worker(gone).take(1, wait_ms=60_000))
+            await until(lambda: takers.count == 1)
+            taking.cancel()
+        async with asyncio.timeout(20):  # its wait is longer
+            await until(lambda: takers.count == 0)
+        await put(peer, b"a")
+        assert [each.data for each in await Worker(peer, "w2").take(1)] == [b"a"]
+
+    run(tmp_path, scenario)
+
+
 def test_each_wait_ends_by_itself(tmp_path: Path) -> None:
     """Also a short one that began while a longer one was under way."""
 

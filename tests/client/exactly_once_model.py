@@ -347,6 +347,8 @@ class Batch:
     is_last: bool = True
     ends: list[str] = field(default_factory=list)
     """Its end: handled, or delivered again."""
+    lost: list[TopicPartition] = field(default_factory=list)
+    """Its partitions that went, and may be ours again."""
 
     def block(self) -> AsyncExactlyOnce:
         """Return the block that writes it."""
@@ -356,7 +358,7 @@ class Batch:
             self.member.decisions,
             confirm=self.confirm,
             redeliver=self.redeliver,
-            lost=list,
+            lost=lambda: self.lost,
         )
 
     def __iter__(self) -> Iterator[Any]:

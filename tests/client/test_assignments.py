@@ -148,7 +148,26 @@ def test_a_topic_that_is_not_wanted_any_more_is_revoked() -> None:
         metadata.change(("b", 2))
         await until(lambda: sink.reading == {b, partition(1, "b")})
         assert sink.called("revoke") == {a}
+        topics.append("a")
+        metadata.change(("a", 1), ("b", 2))
+        await until(lambda: sink.reading == {a, b, partition(1, "b")})
         await source.stop()
         assert sink.reading == set()
+
+    asyncio.run(scenario())
+
+
+def test_a_restart_reads_again_without_a_change_of_the_cluster() -> None:
+    """Only what it names, and what was read."""
+
+    async def scenario() -> None:
+        sink = group_members.Sink()
+        one, two = partition(0), partition(1)
+        source = listed_source([one, two], clock=ManualClock())
+        await source.start(sink)
+        source.restart([one, partition(7)])
+        assert (sink.reading, sink.called("fence")) == ({two}, {one})
+        await until(lambda: sink.reading == {one, two})
+        await source.stop()
 
     asyncio.run(scenario())

@@ -753,6 +753,23 @@ def test_partitions_of_assignments_that_wait_come_together() -> None:
     run_virtually(scenario())
 
 
+def test_what_is_lost_before_its_on_assigned_is_not_announced() -> None:
+    """Nor does anything wait for it; the user never knew it, so it is no `on_lost`."""
+
+    async def scenario() -> None:
+        rig = Rig()
+        held = rig.hold("on_assigned")
+        await rig.assign(ZERO)
+        await rig.assign(ONE)
+        rig.hooks.lose([ONE])
+        held.set()
+        await asyncio.sleep(1)
+        assert rig.events == [("on_assigned", {ZERO})]
+        assert (rig.ready, rig.hooks.waiting_for()) == ({ZERO}, [])
+
+    run_virtually(scenario())
+
+
 def test_what_is_lost_and_comes_again_during_on_assigned_is_announced_again() -> None:
     """The return of the first call hands out nothing of the second assignment."""
 
@@ -790,6 +807,28 @@ def test_a_hook_of_partitions_that_are_all_lost_is_cancelled() -> None:
             "on_assigned",
         ]
         assert rig.errors == []
+
+    run_virtually(scenario())
+
+
+def test_a_partition_that_is_lost_ends_the_on_revoked_that_it_is_in() -> None:
+    """Its commit would fail, and the others wait for it; no last commit follows."""
+
+    async def scenario() -> None:
+        rig = Rig()
+        await rig.assign(ZERO, ONE)
+        rig.hold("on_revoked")
+        revoking = asyncio.create_task(rig.hooks.revoke(BOTH, timeout_s=50))
+        await asyncio.sleep(1)
+        rig.hooks.lose([ZERO])
+        await asyncio.sleep(1)
+        assert revoking.done()
+        assert not await revoking
+        assert rig.events[1:] == [
+            ("on_revoked", BOTH),
+            ("on_lost", {ZERO}),
+            ("on_lost", {ONE}),
+        ]
 
     run_virtually(scenario())
 

@@ -682,6 +682,22 @@ def test_a_partition_that_went_is_not_decided_about(is_open: bool) -> None:
     play(story)
 
 
+def test_a_batch_of_which_a_partition_went_is_delivered_again() -> None:
+    """Also what is left of it, and where the partition is ours again by then."""
+
+    async def story(stage: Stage) -> None:
+        await stage.claim()
+        batch = stage.batch()
+        batch.lost.append(ONE)
+        with pytest.raises(OwnershipLostError, match="lost before its messages"):
+            await stage.member.write(batch)
+        assert (stage.member.positions, stage.tokens()) == (batch.begins, ())
+        await stage.member.write(stage.batch())
+        assert stage.member.positions == batch.offsets
+
+    play(story)
+
+
 # -- one batch after the other ---------------------------------------------------------
 
 

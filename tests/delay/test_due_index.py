@@ -21,6 +21,7 @@ from metaq.delay.due_index import (
 from metaq.delay.plan import NOTHING_DONE, DueEntry, Progress
 from metaq.delay.records import decode_head, encode_cancelled, encode_head
 from metaq.errors import CorruptRecordError
+from metaq.fs import SystemFileSystem
 from metaq.model import MessageId, Offset
 from metaq.record.layout import Record, encode_record
 from metaq.record.scan import read_record
@@ -172,24 +173,58 @@ def test_a_file_that_is_not_right_is_made_again(fs: FaultyFileSystem) -> None:
 def test_a_damaged_segment_has_no_index(fs: FaultyFileSystem) -> None:
     """Nothing of it is passed over."""
     end, _wanted = write_segment(fs, [1, 2, 3])
+    with pytest.raises(CorruptRecordError):
+        open_run(fs, SEGMENT, BASE, Offset(end + 9), NOTHING_DONE)
     fs.flip_bit(SEGMENT, 8 * 30)
     with pytest.raises(CorruptRecordError):
         open_run(fs, SEGMENT, BASE, end, NOTHING_DONE)
-    with pytest.raises(CorruptRecordError):
-        open_run(fs, SEGMENT, BASE, Offset(end + 9), NOTHING_DONE)
 
 
-def test_a_file_takes_the_place_of_its_segment_in_memory(fs: FaultyFileSystem) -> None:
-    """Entries of other segments stay."""
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_file_takes_the_place_of_its_segment_in_memory(
+    fs: FaultyFileSystem, others: int
+) -> None:
+    """Entries of other segments stay; none may have come since it was sealed."""
     end, wanted = write_segment(fs, [5, 3, 9])
     index = DueIndex()
     for each in wanted:
         index.add(ENTRY.pack(*each), BASE)
-    other = DueEntry(4, end, 1, 10, 0)
-    index.add(ENTRY.pack(*other), end)
+    following = [DueEntry(4, end, 1, 10, 0)] * others
+    for other in following:
+        index.add(ENTRY.pack(*other), end)
     index.add_run(open_run(fs, SEGMENT, BASE, end, NOTHING_DONE).run)
-    assert index.messages == 7
-    assert drain(index, fs) == sorted([*wanted, other])
+    assert index.messages == 6 + others
+    assert drain(index, fs) == sorted([*wanted, *following])
+
+
+def test_a_file_leaves_the_order_of_other_segments_as_it_is(
+    fs: FaultyFileSystem,
+) -> None:
+    """Each in memory was begun before the next one."""
+    end, (own,) = write_segment(fs, [1])
+    index = DueIndex()
+    added = [
+        own if due_ms == 1 else DueEntry(due_ms, end + due_ms, 1, 10, 0)
+        for due_ms in (1, 2, 4, 5, 3, 6, 7)
+    ]
+    for each in added:
+        index.add(ENTRY.pack(*each), Offset(each.offset))
+    index.add_run(open_run(fs, SEGMENT, BASE, end, NOTHING_DONE).run)
+    assert drain(index, fs) == sorted(added)
+
+
+def test_a_count_that_is_not_right_reads_no_more_than_there_is(tmp_path: Path) -> None:
+    """The head of a file names its blocks, and may be damaged."""
+    fs, segment = SystemFileSystem(), tmp_path / SEGMENT.name
+    segment.write_bytes(
+        encode_record(encode_head(9, MessageId(1), "t", 0, 2), id=MessageId(1))
+    )
+    end, path = Offset(BASE + segment.stat().st_size), due_path(segment, BASE)
+    open_run(fs, segment, BASE, end, NOTHING_DONE)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:28] + b"\xff" * 4 + whole[32:])
+    open_run(fs, segment, BASE, end, NOTHING_DONE)
+    assert path.read_bytes() == whole
 
 
 def test_files_of_segments_that_are_gone_go(fs: FaultyFileSystem) -> None:

@@ -109,6 +109,14 @@ def test_a_batch_is_bounded_but_for_one_larger_record(
     assert source.waiting == [second]
 
 
+def test_a_batch_may_reach_its_bounds() -> None:
+    """Both are the most that one transaction has."""
+    first = waiting(1, 0, size=9)
+    second = waiting(1, 9, BATCH_MESSAGES_MAX - 1, size=BATCH_BYTES_MAX - 9)
+    batch, _progress = take_batch([Source([first, second])], 5)
+    assert [each.record for each in batch] == [first, second]
+
+
 def test_what_is_late_goes_first_and_the_rest_of_its_tier_waits_for_it() -> None:
     """`seen` stops in front of the first late one that is left."""
     late = [waiting(3, 50, BATCH_MESSAGES_MAX), waiting(1, 70), waiting(2, 90)]

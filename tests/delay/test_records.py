@@ -76,11 +76,12 @@ def test_what_was_delivered() -> None:
         b"\x09" + HEAD[1:],
         b"\1" + b"\xff" * 33,
         encode_head(5, MessageId(1), "", 0, 1),
+        encode_head(-1, MessageId(1), "t", 0, 1),
         HEAD.replace(b"topic", b"\xff" * 5),
     ],
 )
 def test_other_bytes_are_no_head(payload: bytes) -> None:
-    """Cut, of another kind, without a name."""
+    """Cut, of another kind, without a name, due before all times."""
     with pytest.raises(CorruptRecordError):
         decode_head(payload)
 

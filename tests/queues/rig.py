@@ -166,6 +166,12 @@ class Rig:
         self._record(StateKind.CHANGES, [Done(letter.offset, end)])
         self.state.letter_stored(letter.offset)
 
+    def stop(self, reclaim_ms: int) -> None:
+        """End cleanly, and begin another life."""
+        self._record(StateKind.CHANGES, self.state.leased())
+        self._record(StateKind.CHANGES, ())
+        self.crash(reclaim_ms)
+
     def crash(self, reclaim_ms: int = 0) -> None:
         """Begin another life with what is stored."""
         snapshots = QueueSnapshots()
@@ -174,7 +180,8 @@ class Rig:
         snapshot = snapshots.by_name[NAME]
         snapshot.incarnation += 1
         self.letters = []
-        reclaim = Reclaim(self.end, self.now.mono_ms + reclaim_ms)
+        end = Offset(0) if snapshot.is_idle else self.end
+        reclaim = Reclaim(end, self.now.mono_ms + reclaim_ms)
         self.state = self.make_state(
             self.rules,
             snapshot,

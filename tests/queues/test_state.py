@@ -8,9 +8,10 @@ import pytest
 
 from metaq.model import Offset, SizeBytes
 from metaq.protocol.queue_frames import GROUP_DELAY, Settlement, SettleVerb, Word
+from metaq.queues.leases import OpenBound
 from metaq.queues.rules import INCARNATION_SHIFT, QueueRules
 from metaq.queues.state import PASSED_BYTES_MAX, DeadLetter, LeasedMessage, QueueState
-from metaq.queues.state_log import Done, Returned
+from metaq.queues.state_log import Done, QueueSnapshot, Returned
 from tests.queues.rig import Rig
 
 LEASE_MS = 1_000
@@ -76,6 +77,33 @@ def test_what_was_appended_since_a_restart_waits_for_no_worker_of_before() -> No
     rig.pass_time(1)
     assert numbers(rig.take(9, "other")) == [1, 2]
     assert rig.ack(a) is Word.OK
+
+
+def test_after_a_clean_stop_only_what_was_leased_waits() -> None:
+    """For its worker, until the reclaim time is over."""
+    rig = Rig()
+    rig.put(4)
+    a, b = rig.take(2)
+    rig.stop(RECLAIM_MS)
+    assert numbers(rig.take(9, "other")) == [2, 3]
+    assert rig.settle(a, SettleVerb.EXTEND, 2 * RECLAIM_MS) is Word.OK
+    rig.pass_time(RECLAIM_MS)
+    (again,) = rig.take(9, "other")
+    assert (again.offset, again.deliveries) == (b.offset, 1)
+
+
+def test_no_delivery_of_what_a_log_had_before_is_good_for_what_it_has_now() -> None:
+    """The log was cut: another message has the offset."""
+    rig = Rig()
+    rig.put()
+    (old,) = rig.take()
+    image = rig.state.image(rig.now)
+    image.cut(old.offset)
+    image.incarnation += 1
+    rig.state = QueueState(rig.rules, image, open_max=9)
+    rig.scan(9)
+    assert rig.ack(old) is Word.LOST
+    assert numbers(rig.take()) == [0]
 
 
 def test_a_key_waits_for_what_a_worker_of_before_may_have_of_it() -> None:
@@ -223,6 +251,24 @@ def test_a_nack_waits_for_its_delay_and_counts() -> None:
     (c,) = rig.take()
     assert rig.settle(c, SettleVerb.NACK, 0) is Word.OK
     assert rig.take()[0].deliveries == 4
+
+
+def test_time_has_something_to_do_when_a_lease_a_delay_or_the_reclaim_time_ends() -> (
+    None
+):
+    """At the earliest of them."""
+    rig = Rig()
+    assert rig.state.next_due_ms() is None
+    rig.put(2)
+    (a,) = rig.take(lease_ms=5_000)
+    assert rig.state.next_due_ms() == rig.now.mono_ms + 5_000
+    assert rig.settle(a, SettleVerb.NACK, 3_000) is Word.OK
+    assert rig.state.next_due_ms() == rig.now.mono_ms + 3_000
+    rig.crash(RECLAIM_MS)
+    rig.scan(9)
+    assert rig.state.next_due_ms() == rig.now.mono_ms + RECLAIM_MS
+    rig.pass_time(RECLAIM_MS)
+    assert rig.state.next_due_ms() == rig.now.mono_ms + 3_000 - RECLAIM_MS
 
 
 def test_a_released_message_does_not_count() -> None:
@@ -649,7 +695,30 @@ def test_a_group_that_is_ordered_from_now_on_has_one_message_of_a_key_at_once() 
 def test_a_life_ends_long_before_its_numbers_do() -> None:
     """A delivery number is never used twice."""
     assert not Rig().state.needs_new_incarnation
-    assert Rig(make_state=OldState).state.needs_new_incarnation
+    rig = Rig(make_state=OldState)
+    assert rig.state.needs_new_incarnation
+    rig.put()
+    (held,) = rig.take()
+    assert rig.hold(held) is Word.OK
+    assert not rig.state.needs_new_incarnation  # its transaction would not find it
+    rig.commit(held)
+    assert rig.state.needs_new_incarnation
+
+
+def test_a_queue_that_leaves_memory_counts_in_no_bound() -> None:
+    """Nor does a letter of it that is stored later."""
+    bound, rig = OpenBound(9), Rig(QueueRules(deliveries_max=1))
+    rig.state = QueueState(
+        rig.rules, QueueSnapshot(Offset(0), incarnation=1), open_max=9, bound=bound
+    )
+    rig.put(2)
+    first, _ = rig.take(2)
+    assert rig.settle(first, SettleVerb.REJECT) is Word.OK
+    assert bound.count == 2
+    rig.state.leave_bound()
+    assert bound.count == 0
+    rig.state.letter_stored(first.offset)
+    assert bound.count == 0
 
 
 class OldState(QueueState):
@@ -738,8 +807,10 @@ def test_acks_of_one_request_end_their_leases() -> None:
     acks = [_ack(each) for pair in zip(first, second, strict=True) for each in pair]
     assert rig.state.settle_all("w", acks[:3], rig.now) == [Word.OK] * 3
     assert rig.state.leases.holders() == {"w": 1}
+    assert rig.state.drain_changes() == [Done(Offset(0), Offset(300))]
     assert rig.state.settle_all("w", acks[3:], rig.now) == [Word.OK]
     assert rig.state.leases.holders() == {}
+    assert rig.state.floor == 400
 
 
 def test_an_open_message_takes_little_memory() -> None:

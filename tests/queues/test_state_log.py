@@ -143,6 +143,42 @@ def test_replay_knows_what_was_returned_and_what_is_done() -> None:
     )
 
 
+def test_a_record_has_the_floor_and_marks_a_clean_stop() -> None:
+    """Changes without entries do; the begin of an incarnation does not."""
+    snapshots = QueueSnapshots()
+    for kind, floor, is_idle in (
+        (StateKind.OPENED, 0, False),
+        (StateKind.CHANGES, 300, True),
+        (StateKind.OPENED, 300, False),
+    ):
+        name = None if kind is StateKind.CHANGES else NAME
+        snapshots.apply(StateRecord(kind, 1, 1, Offset(floor), name=name))
+        snapshot = snapshots.by_name[NAME]
+        assert (snapshot.floor, snapshot.is_idle) == (floor, is_idle)
+
+
+def test_records_before_the_last_snapshot_are_not_needed() -> None:
+    """Nor are any of a queue that is gone: their bytes may go."""
+    snapshots = QueueSnapshots()
+    snapshots.apply(
+        StateRecord(StateKind.OPENED, 1, 1, Offset(0), name=NAME), Offset(7)
+    )
+    assert snapshots.starts == {NAME: 7}
+    snapshots.apply(snapshot_record(1, NAME, snapshots.by_name[NAME]), Offset(90))
+    assert snapshots.starts == {NAME: 90}
+    snapshots.remove(NAME)
+    assert snapshots.starts == {}
+
+
+def test_no_delivery_of_a_queue_that_is_gone_is_one_of_the_next() -> None:
+    """Its messages may still be with workers."""
+    snapshots = QueueSnapshots()
+    snapshots.apply(StateRecord(StateKind.OPENED, 1, 4, Offset(0), name=NAME))
+    snapshots.remove(NAME)
+    snapshot = snapshots.begin(NAME, Offset(0))
+    assert (snapshot.incarnation, snapshot.first_incarnation) == (4, 5)
+
+
 def test_a_number_is_of_one_queue() -> None:
     """Records that contradict each other are damage."""
     snapshots = QueueSnapshots()

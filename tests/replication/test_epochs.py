@@ -45,6 +45,11 @@ def copy(end: int, *pairs: tuple[int, int], start: int = 0, hw: int = 0) -> Copy
             copy(9, (1, 0), (3, 5)),
             9,
         ),
+        "an epoch that they have in common after others": (
+            copy(9, (1, 0), (2, 4), (4, 6)),
+            copy(9, (1, 0), (3, 4), (4, 6)),
+            4,
+        ),
         "a later log start": (copy(9, (1, 0)), copy(9, (1, 4), start=4), 9),
         "all below the log start": (copy(3, (1, 0)), copy(9, (2, 5), start=5), 3),
         "one is empty": (copy(0), copy(9, (1, 0)), 0),
@@ -113,6 +118,12 @@ def test_a_start_believes_entries_that_have_bytes() -> None:
     entries = table((1, 0), (2, 4), (3, 8), (4, 9))
     loaded = load_table(entries, start=Offset(5), end=Offset(8))
     assert loaded == table((2, 4))
+
+
+def test_an_epoch_that_begins_ends_entries_above_the_end() -> None:
+    """They are from before a crash: no byte was written under them."""
+    begun = begin_epoch(table((1, 0), (2, 5), (3, 9)), Epoch(4, "n"), Offset(5))
+    assert begun == table((1, 0), (4, 5))
 
 
 def test_a_copy_that_begins_at_a_log_start_has_the_epoch_of_its_first_byte() -> None:

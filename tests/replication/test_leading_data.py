@@ -184,6 +184,33 @@ def test_what_no_pull_waited_for_goes_with_the_next_one_at_once() -> None:
     play(scenario)
 
 
+def test_a_pull_that_waits_is_answered_when_a_log_is_deleted_or_made() -> None:
+    """Not only at the next tick."""
+
+    async def scenario(stage: Stage) -> None:
+        leader, hand, _sent = await read_ahead(stage)
+        number = leader.log(OTHER).number
+
+        async def waiting() -> list[Any]:
+            answers: list[Any] = [0]
+            while answers:
+                answers = hand.pull()
+                for _ in range(3):
+                    await asyncio.sleep(0)
+            return answers
+
+        answers = await waiting()
+        await leader.tables.bury([number or 0])
+        await asyncio.sleep(0)
+        assert read(answers).gone == (number,)
+        answers = await waiting()
+        made = leader.log(LogId("fourth", 0)).log_id
+        await asyncio.sleep(0)
+        assert [each.log_id for each in read(answers).births] == [made]
+
+    play(scenario)
+
+
 def test_a_quiet_leader_sends_empty_messages_and_looks_at_no_log() -> None:
     """Twice a second, and as many steps for fifty logs as for two."""
     steps = [steps_while_idle(count) for count in (2, 50)]

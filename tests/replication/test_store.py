@@ -226,6 +226,26 @@ def test_a_save_that_is_called_off_is_written_before_the_next(writes: Writes) ->
     assert writes.written == [FILE, newer]
 
 
+def test_what_was_saved_before_a_save_that_was_called_off_is_written_again(
+    writes: Writes,
+) -> None:
+    """It is not known whether the file still has it."""
+    newer = SetFile("s1", 1, RECORD, epoch=9)
+
+    async def scenario(made: ReplicaStore, _fs: object) -> None:
+        await made.save(FILE)
+        writes.gate.clear()
+        saving = asyncio.create_task(made.save(newer))
+        await asyncio.sleep(0)
+        saving.cancel()
+        await asyncio.wait({saving})
+        writes.gate.set()
+        await made.save(FILE)
+
+    run(scenario)
+    assert writes.written == [FILE, newer, FILE]
+
+
 def test_a_directory_that_fails_or_hangs_is_named() -> None:
     """The first one is enough: the replica is all of its disks."""
     good, bad = Directory("/a"), Directory("/b")

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 
 NO_NODE = -101
+NODE_EXISTS = -110
 CLOSE = -11
 PASSWORD = b"p" * 16
 

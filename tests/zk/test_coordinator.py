@@ -4,20 +4,23 @@
 
 import asyncio
 import logging
+import struct
 import threading
 from collections.abc import Awaitable, Callable
 
 import pytest
 
-from metaq.clock import SystemClock
+from metaq.clock import Clock, SystemClock
 from metaq.errors import SessionSuspendedError
-from metaq.zk.coordinator import ZooKeeperCoordinator
+from metaq.testing.clock import ManualClock
+from metaq.zk.coordinator import WATCH_READS_AT_ONCE, ZooKeeperCoordinator
 from metaq.zk.errors import CoordinationTimeoutError
 from metaq.zk.session import SessionState
 from tests.rigs.waiting import until
 from tests.zk.scripted_server import (
     CLOSE,
     NO_NODE,
+    NODE_EXISTS,
     PASSWORD,
     Greeted,
     Link,
@@ -37,9 +40,11 @@ def in_s(seconds: float = 30.0) -> float:
     return CLOCK.monotonic_s() + seconds
 
 
-def coordinator_on(*servers: ScriptedServer) -> ZooKeeperCoordinator:
+def coordinator_on(
+    *servers: ScriptedServer, clock: Clock = CLOCK
+) -> ZooKeeperCoordinator:
     hosts = ",".join(f"127.0.0.1:{one.port}" for one in servers)
-    return ZooKeeperCoordinator(hosts, session_timeout_ms=LONG_MS, clock=CLOCK)
+    return ZooKeeperCoordinator(hosts, session_timeout_ms=LONG_MS, clock=clock)
 
 
 def task_count() -> int:
@@ -220,6 +225,82 @@ def test_a_silent_connection_is_left_while_the_session_lives() -> None:
     asyncio.run(scenario())
 
 
+def test_a_session_is_believed_in_from_when_its_greeting_was_sent() -> None:
+    """A server may count from then on: others see its nodes go at the end of that."""
+
+    async def scenario() -> None:
+        clock, timeout_s = ManualClock(), SHORT_MS / 1000
+
+        async def late(_server: ScriptedServer, link: Link, _greeted: Greeted) -> None:
+            clock.advance_s(timeout_s / 2)
+            link.send(greeting(SHORT_MS, 0x51))
+            await link.reader.read()
+
+        async with scripted_server(in_turn(late, mute)) as server:
+            coordinator = coordinator_on(server, clock=clock)
+            coordinator.start()
+            await connected(coordinator)
+            clock.advance_s(timeout_s * 0.41)
+            await until(lambda: coordinator.status.state is SessionState.LOST)
+            await coordinator.stop(deadline_s=clock.monotonic_s() + 30)
+
+    asyncio.run(scenario())
+
+
+def test_a_request_waits_for_the_answers_of_a_bounded_number_of_watches() -> None:
+    """A broker of many topics reads thousands when it has connected."""
+
+    async def scenario() -> None:
+        paths = list[bytes]()
+
+        async def note(_server: ScriptedServer, link: Link, _greeted: Greeted) -> None:
+            link.send(greeting(LONG_MS, 0x51))
+            while True:
+                body = await link.receive()
+                (size,) = struct.unpack_from(">i", body, 8)
+                paths.append(body[12 : 12 + size])
+
+        async with scripted_server(note) as server:
+            coordinator = coordinator_on(server)
+            coordinator.start()
+            await connected(coordinator)
+            for number in range(2 * WATCH_READS_AT_ONCE):
+                coordinator.watch_data(f"/watched{number}", lambda _data: None)
+            await until(lambda: len(paths) >= WATCH_READS_AT_ONCE)
+            with pytest.raises(CoordinationTimeoutError):
+                await coordinator.get("/other", deadline_s=in_s(0.2))
+            await until(lambda: b"/other" in paths)
+            assert paths.index(b"/other") == WATCH_READS_AT_ONCE
+            await coordinator.stop(deadline_s=in_s(0.1))
+
+    asyncio.run(scenario())
+
+
+def test_a_parent_that_another_client_creates_first_is_a_parent() -> None:
+    """Both found that there was none."""
+
+    async def scenario() -> None:
+        errors = iter([NO_NODE, NODE_EXISTS, 0])
+
+        async def race(_server: ScriptedServer, link: Link, _greeted: Greeted) -> None:
+            link.send(greeting(LONG_MS, 0x51))
+            for error in errors:
+                (number,) = struct.unpack_from(">i", await link.receive())
+                fields = b"" if error else struct.pack(">i", 4) + b"/a/b"
+                link.send(answer(number, error=error, fields=fields))
+            await link.serve()
+
+        async with scripted_server(race) as server:
+            coordinator = coordinator_on(server)
+            coordinator.start()
+            await connected(coordinator)
+            await coordinator.create_ephemeral("/a/b", b"", deadline_s=in_s())
+            assert not [*errors]
+            await coordinator.stop(deadline_s=in_s())
+
+    asyncio.run(scenario())
+
+
 def test_a_session_that_asks_nothing_is_kept_alive() -> None:
     """Beat by beat, for longer than it lives after the last one."""
 
@@ -346,11 +427,18 @@ def test_a_stop_ends_the_session_or_says_that_it_could_not(
         link.send(greeting(LONG_MS, 0x51))
         await link.reader.read()
 
+    async def rude(_server: ScriptedServer, link: Link, _greeted: Greeted) -> None:
+        link.send(greeting(LONG_MS, 0x51))
+        await link.receive()
+
     caplog.set_level(logging.INFO)
     assert asyncio.run(stop_on(grant)).closed_sessions == [0x51]
     assert not caplog.messages
-    asyncio.run(stop_on(deaf))
-    assert caplog.messages == ["zookeeper session not closed in time, it will expire"]
+    for script in (deaf, rude):
+        asyncio.run(stop_on(script))
+        (text,) = caplog.messages
+        assert text == "zookeeper session not closed in time, it will expire"
+        caplog.clear()
 
 
 def test_a_coordinator_has_no_thread_and_leaves_no_task() -> None:

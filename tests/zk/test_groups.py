@@ -389,6 +389,9 @@ def test_a_member_knows_whether_its_nodes_are_its_own() -> None:
             server.put(OWNER, b"g_other", session_id=mine)
             assert await ask() == (True, False)
             server.put(OWNER, b"g_c1", session_id=mine + 1)
+            assert one.claims == {P0}
+            assert not await one.claim(P0, deadline_s=in_s())
+            assert one.claims == frozenset()
             server.put(MEMBER, b"t", session_id=mine + 1)
             assert await ask() == (False, False)
 

@@ -626,11 +626,16 @@ def test_a_broker_that_moved_may_wait_for_its_old_session_to_expire() -> None:
             assert await registry.register(SNAPSHOT, deadline_s=in_s(30))
             assert server.tree()[MASTER].data == b"meta://127.0.0.1:8123"
         server.put(MASTER, b"meta://127.0.0.1:1", session_id=99)
-        async with broker_on(server, takeover_wait_s=10) as (registry, _):
+        async with broker_on(server, takeover_wait_s=10) as (registry, coordinator):
             begin = CLOCK.monotonic_s()
             with pytest.raises(BrokerIdTakenError):
                 await registry.register(SNAPSHOT, deadline_s=in_s(30))
             assert 10 <= CLOCK.monotonic_s() - begin < 12
+            server.reap(99)
+            server.expire(coordinator)  # the next session changes nothing of this
+            await asyncio.sleep(2 * CHECK_INTERVAL_S)
+            assert coordinator.status.session_version == 2
+            assert MASTER not in server.tree()
 
     run_virtually(scenario())
 
@@ -695,6 +700,22 @@ def test_a_leader_that_hands_over_deletes_nothing_of_the_next_one() -> None:
             await former.withdraw(deadline_s=in_s(5))
             assert tree[MASTER].data == b"meta://127.0.0.1:8124"
             assert server.tree() == tree
+
+    run_virtually(scenario())
+
+
+def test_a_replica_of_a_set_without_a_leader_does_not_register() -> None:
+    """It hung: its session is a new one, and the set has no leader by now."""
+
+    async def scenario() -> None:
+        server = MemoryZooKeeper()
+        async with broker_on(server) as (registry, coordinator):
+            await lead(server, coordinator)
+            server.remove(TITLE)
+            one = replace(SNAPSHOT, title=TITLE)
+            assert not await registry.register(one, deadline_s=in_s(5))
+            assert MASTER not in server.tree()
+            assert "is not seen to lead its set" in registry.statistics().last_error
 
     run_virtually(scenario())
 
@@ -791,6 +812,10 @@ def test_an_update_touches_only_the_topics_that_changed() -> None:
             registry.update(snapshot_of(TWO[0]))
             await settle()
             assert not [path for path in server.tree() if path.endswith("/test/0-m")]
+            await asyncio.sleep(1)
+            statistics = registry.statistics()
+            assert statistics.state is RegistrationState.REGISTERED
+            assert statistics.last_error == ""
 
     run_virtually(scenario())
 

@@ -48,3 +48,21 @@ def test_without_a_session_the_next_one_reads() -> None:
             assert count == expected
 
     run_virtually(main())
+
+
+def test_a_watch_that_is_cancelled_calls_no_one_any_more() -> None:
+    """Nor for what it has read in the turn before."""
+    seen: list[int | None] = []
+
+    async def read() -> int:
+        return 1
+
+    async def main() -> None:
+        watch = Watch("/a", read, seen.append)
+        watch.refresh()
+        await asyncio.sleep(0)
+        watch.cancel()
+        await asyncio.sleep(1)
+
+    run_virtually(main())
+    assert seen == []

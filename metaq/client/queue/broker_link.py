@@ -393,10 +393,9 @@ class BrokerLink:
             self._take_if_room()
 
     def take_back(self, held: HeldMessage) -> None:
-        """Hold a message again; its renewal fails if its lease was lost."""
+        """Hold a message again; its next renewal fails if its lease was lost."""
         self.held.add(held)
         self._held_bytes += held.size_bytes
-        self._extend([held])
 
     def give_back(self, held: HeldMessage, verb: SettleVerb) -> None:
         """Return an unsettled message to the broker, by `verb`; no caller waits."""
@@ -511,6 +510,8 @@ class BrokerLink:
             else:
                 due.append(held)
         self._extend(due)
+        if self._unsent:
+            self.flush()
 
     def _lets_go(self, held: HeldMessage, now_s: float) -> bool:
         """Return whether to stop renewing: the lease is lost, or held too long."""
@@ -535,15 +536,13 @@ class BrokerLink:
         return is_late
 
     def _extend(self, messages: Iterable[HeldMessage]) -> None:
+        """Queue a renewal of each message, unless it has one; `flush` sends them."""
         due = [held for held in messages if not held.is_renewing]
-        if not due:
-            return
         for held in due:
             held.is_renewing = True
         self.settle(
             [Settling(one, SettleVerb.EXTEND, int(one.lease_s * 1000)) for one in due]
         )
-        self.flush()
 
 
 def _count(counts: QueueStatistics, entry: Settling) -> None:

@@ -14,18 +14,20 @@ from metaq.client.options import ClientOptions, QueueOptions
 from metaq.client.queue.broker_link import UNANSWERED_MAX, BrokerLink
 from metaq.client.queue.prefetch import (
     HeldMessage,
+    HeldState,
     Prefetch,
     QueueParts,
     QueueStatistics,
 )
 from metaq.client.queue.settling import (
+    GRACE_S,
     UNKNOWN_TO_SETTLES_S,
     UNKNOWN_TO_TAKES_S,
     Settling,
 )
 from metaq.clock import SystemClock
 from metaq.cluster_snapshot import BrokerCopies
-from metaq.errors import MetaqError, NoBrokerError
+from metaq.errors import MetaqError, NoBrokerError, NotSentError
 from metaq.model import BrokerId, MessageId, Offset
 from metaq.peer.pool import ConnectionPool
 from metaq.protocol.commands import (
@@ -410,6 +412,52 @@ def test_a_lease_is_renewed_when_a_third_of_it_is_over() -> None:
     run(scenario)
 
 
+def test_a_message_whose_lease_is_over_is_not_handed_out() -> None:
+    """Another worker may have it."""
+
+    async def scenario(rig: Rig) -> None:
+        rig.give(await rig.take(0), [0])
+        await until(lambda: bool(rig.taken))
+        (one,) = rig.taken
+        rig.link.keep_up(one.lease_end_s)
+        assert (one.state, rig.link.held) == (HeldState.LOST, set())
+        assert rig.parts.counts.lost_count == 1
+        assert rig.script.said == []
+
+    run(scenario)
+
+
+def test_a_settle_that_cannot_be_sent_ends_some_seconds_after_the_lease() -> None:
+    """Its caller does not wait for a broker that does not return."""
+
+    async def scenario(rig: Rig) -> None:
+        rig.give(await rig.take(0), [0])
+        await until(lambda: bool(rig.taken))
+        (one,) = rig.taken
+        future = asyncio.Future[None]()
+        rig.link.settle([Settling(one, SettleVerb.ACK, future=future)])
+        rig.link.keep_up(one.lease_end_s + GRACE_S)
+        assert isinstance(future.exception(), NotSentError)
+
+    run(scenario)
+
+
+def test_a_message_that_waits_for_too_long_is_released_at_once() -> None:
+    """Another worker may be idle; no other event has to come first."""
+
+    async def scenario(rig: Rig) -> None:
+        rig.give(await rig.take(0), [0])
+        await until(lambda: bool(rig.taken))
+        (one,) = rig.taken
+        await rig.take(1)
+        rig.link.keep_up(one.lease_end_s - 19)
+        await until(lambda: bool(rig.script.said))
+        assert [said.verb for said in rig.script.said] == [SettleVerb.RELEASE]
+        assert (one.state, rig.link.held) == (HeldState.SETTLED, set())
+
+    run(scenario, handle_s_max=5)
+
+
 def test_renewals_that_are_refused_are_one_line_of_the_log(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -521,7 +569,7 @@ def test_empty_answers_that_come_at_once_do_not_make_it_spin() -> None:
             return reply
 
         rig.broker.answer = empty
-        await rig.take(0)
+        await rig.take(1)  # it goes on
         await asyncio.sleep(0.3)
         assert len(rig.script.takes) < 10
 

@@ -44,6 +44,8 @@ def test_what_was_given_back_is_not_handed_out() -> None:
     gone, good = held(0), held(10)
     prefetch.put([gone])
     gone.state = HeldState.SETTLED
+    prefetch.put([])
+    assert not prefetch.has_ready
     prefetch.put([good])
     assert prefetch.drain() == [good]
 

@@ -7,11 +7,17 @@ from typing import Any
 
 import pytest
 
-from metaq.client.errors import ExchangeError, NoTopicError, QueueGroupError
+from metaq.client.errors import (
+    ExchangeError,
+    NoTopicError,
+    OutcomeUnknownError,
+    QueueGroupError,
+)
 from metaq.client.options import ClientOptions, QueueOptions
 from metaq.client.queue.work_queue import AsyncQueue
 from metaq.errors import ClosedError, ConfigError
 from metaq.model import BrokerId
+from metaq.protocol.commands import Command, Reply, Settle
 from metaq.testing.clock import ManualClock
 from metaq.testing.embedded import EmbeddedBroker
 from tests.client.queue.conftest import send
@@ -65,8 +71,11 @@ def test_a_group_that_is_defined_otherwise_is_refused(client: Any) -> None:
         client.queue("single", group="g", lease_s=5),
     ):
         pass
+    nowhere = client.queue("nowhere", **DROP)
     with pytest.raises(NoTopicError):
-        client.queue("nowhere", **DROP).start(timeout=2)
+        nowhere.start(timeout=2)
+    with pytest.raises(ClosedError):
+        nowhere.receive(5)
 
 
 @pytest.mark.parametrize(
@@ -250,6 +259,35 @@ def test_a_worker_whose_topic_became_an_exchange_asks_for_no_more() -> None:
             with pytest.raises(ExchangeError):
                 await queue.receive()
             assert len(rig.script.takes) == take_count + 3
+
+    run(scenario)
+
+
+def test_the_end_of_a_worker_ends_its_takes_its_settles_and_its_tasks() -> None:
+    """A settle that its broker has not answered by then is in doubt."""
+
+    async def scenario(rig: Rig) -> None:
+        def answer(command: Command) -> Reply | None:
+            is_settle = isinstance(command, Settle)
+            return None if is_settle else rig.script.answer(command)
+
+        rig.broker.answer = answer
+        async with scripted_queue(rig, 1) as queue:
+            take_count = len(rig.script.takes)
+            rig.give(await rig.take(take_count), [0])
+            message = await queue.receive()
+            assert message is not None
+            future = message.ack_nowait()
+            await queue.close(0.1)
+        assert isinstance(future.exception(), OutcomeUnknownError)
+        await until(lambda: rig.script.takes[-1].count == 0)
+        await until(
+            lambda: (
+                not any(
+                    each.get_name().endswith(" of g") for each in asyncio.all_tasks()
+                )
+            )
+        )
 
     run(scenario)
 

@@ -115,10 +115,23 @@ def test_a_message_that_is_lost_fails_the_transaction(client: Any) -> None:
                 tx.ack(message)
             with pytest.raises(TransactionRolledBackError, match="another delivery"):
                 tx.commit()
+            assert queue.statistics().held_count == 0
             with producer.transaction() as tx:
                 tx.send("dead", b"second")
                 tx.ack(again)
         assert made(client) == [b"second"]
+        assert queue.statistics().lost_count == 1
+
+
+def test_a_rollback_after_the_end_of_a_worker_holds_nothing(client: Any) -> None:
+    """There is no one to renew its lease."""
+    send(client, "single", b"a")
+    with client.producer() as producer:
+        tx = producer.transaction()
+        with client.queue("single", **DROP) as queue:
+            tx.ack(queue.receive(WAIT_S))
+        tx.rollback()
+        assert queue.statistics().held_count == 0
 
 
 def test_run_leaves_alone_what_its_handler_acked_in_a_transaction(client: Any) -> None:

@@ -11,6 +11,7 @@ import pytest
 from metaq.client.errors import OutcomeUnknownError, QueueGroupError
 from metaq.client.queue.prefetch import HeldMessage
 from metaq.client.queue.settling import (
+    ENTRIES_MAX,
     GRACE_S,
     RECLAIM_BACKOFF,
     UNKNOWN_TO_SETTLES_S,
@@ -25,6 +26,7 @@ from metaq.errors import (
     NotDefinedError,
     NotSentError,
     RemoteProtocolError,
+    ServerError,
 )
 from metaq.model import BrokerId, Offset, TopicPartition
 from metaq.protocol.commands import Result, Settle
@@ -173,6 +175,14 @@ def test_acks_that_no_one_waits_for_gather(
     asyncio.run(scenario())
 
 
+def test_what_is_too_much_for_one_request_leaves_with_its_answer() -> None:
+    """Callers wait for the rest, too."""
+    rig = Rig()
+    rig.say(*(entry(10 * number) for number in range(ENTRIES_MAX + 1)))
+    rig.wire.answer(*[Word.OK] * ENTRIES_MAX)
+    assert rig.wire.offsets == [10 * ENTRIES_MAX]
+
+
 def test_a_request_says_who_settles_what() -> None:
     """Worker, group, its generation, partition, delivery, verb and text."""
     rig = Rig()
@@ -282,8 +292,10 @@ def test_a_group_that_its_broker_does_not_know_any_more_ends_its_settles() -> No
         rig.settler.flush()
         rig.wire.answer(Word.OK, Word.OK)
         rig.ends.clear()
+        rig.clock.advance_s(UNKNOWN_TO_SETTLES_S)
         rig.say(entry(10))
         rig.wire.reply(unknown)
+        assert rig.ends == []
         rig.clock.advance_s(UNKNOWN_TO_SETTLES_S)
         rig.settler.flush()
         rig.wire.reply(unknown)
@@ -314,8 +326,11 @@ def test_an_entry_ends_some_seconds_after_the_lease(
     assert len(rig.ends) == 1
 
 
-def test_what_is_given_up_in_flight_is_in_doubt_and_its_answer_is_late() -> None:
-    """A later settle is not taken for it."""
+@pytest.mark.parametrize("is_error", [False, True])
+def test_what_is_given_up_in_flight_is_in_doubt_and_its_answer_is_late(
+    *, is_error: bool
+) -> None:
+    """A later settle is not taken for it, and it is not said again."""
     rig = Rig()
     rig.say(entry(0))
     rig.say(entry(10))
@@ -323,7 +338,8 @@ def test_what_is_given_up_in_flight_is_in_doubt_and_its_answer_is_late() -> None
     rig.settler.give_up()
     assert [type(error) for _, error in rig.ends] == [OutcomeUnknownError, NotSentError]
     rig.say(entry(20))
-    late[1](Result(200, encode_words([Word.OK]), late[0].opaque))
+    answer = Result(200, encode_words([Word.OK]), late[0].opaque)
+    late[1](ServerError("refused") if is_error else answer)
     assert len(rig.ends) == 2
     rig.wire.answer(Word.OK)
     assert rig.ends[2] == (20, Word.OK)

@@ -59,6 +59,7 @@ def test_receive_many_gives_what_is_here(client: Any) -> None:
         (last,) = queue.receive_many(2, WAIT_S)
         assert queue.receive_many(2, 0.05) == []
         last.ack()
+        assert queue.statistics().acked_count == 3
         with pytest.raises(ConfigError, match="count_max"):
             queue.receive_many(0)
 

@@ -117,6 +117,7 @@ class Wire:
 
     def __init__(self, *, is_silent: bool = False) -> None:
         self.sent: list[str] = []
+        self.brokers: list[BrokerId] = []
         self.address = BrokerAddress("localhost", 1)
         self._is_silent = is_silent
         self.capabilities = Capabilities("test", mailbox=True, wait_ms_max=10_000)
@@ -143,8 +144,10 @@ class Wire:
         pass
 
 
-def requester_of(wire: Any, limit_s: float) -> Requester:
-    """Return a requester whose only broker is a wire."""
+def requester_of(
+    wire: Any, limit_s: float, *, token: str = "0" * 32, brokers: int = 1
+) -> Requester:
+    """Return a requester whose brokers are all one wire, which notes their ids."""
 
     async def found(*_args: Any, **_more: Any) -> Any:
         return SimpleNamespace(exchanges=frozenset())
@@ -152,15 +155,16 @@ def requester_of(wire: Any, limit_s: float) -> Requester:
     async def reach(*_args: Any) -> float:
         return CLOCK.monotonic_s() + limit_s
 
-    async def connect(*_args: Any) -> Any:
+    async def connect(broker_id: BrokerId, _deadline_s: float) -> Any:
+        wire.brokers.append(broker_id)
         return wire
 
-    copies = {BrokerId(0): BrokerCopies(wire.address, {})}
+    copies = {BrokerId(n): BrokerCopies(wire.address, {}) for n in range(brokers)}
     context: Any = SimpleNamespace(
         clock=CLOCK,
         place="here",
         make_producer=lambda *_: wire,
-        draw_token=lambda: "0" * 32,
+        draw_token=lambda: token,
         limit_s=lambda _timeout: limit_s,
         reach=reach,
         deadline_s=lambda: CLOCK.monotonic_s() + 30,
@@ -168,6 +172,22 @@ def requester_of(wire: Any, limit_s: float) -> Requester:
         metadata=SimpleNamespace(topic=found, snapshot=SimpleNamespace(brokers=copies)),
     )
     return Requester(context, RequestStatistics())
+
+
+def test_the_mailboxes_of_many_clients_are_spread_over_the_brokers() -> None:
+    """By their names, which are drawn at random."""
+
+    async def scenario() -> None:
+        found = list[int]()
+        for number in range(3):
+            wire, token = Wire(), f"{number:08x}" + "0" * 24
+            requester = requester_of(wire, 30, token=token, brokers=3)
+            await requester.request("t", b"x", key=None, headers=(), timeout=None)
+            await requester.close()
+            found += wire.brokers
+        assert found == [0, 1, 2]
+
+    asyncio.run(scenario())
 
 
 def test_a_request_that_follows_a_reply_leaves_before_the_next_listen() -> None:
