@@ -232,6 +232,7 @@ def schedule(
     delays.wake()
     # Another connection may have sent it, or ended the transaction, since.
     if command.transaction is not None:
+        require_taken(waiting, delays, context)
         put_run(
             find_transaction(command, answerer, count=command.count),
             run_of(waiting, command, delays),
@@ -311,6 +312,19 @@ def wrap(
         if not len(ids) % STEP_RECORDS:
             yield
     return WaitingRecords(first_id, ids, chunks, entries, SizeBytes(place))
+
+
+def require_taken(
+    waiting: WaitingRecords, delays: DelayedMessages, context: BrokerContext
+) -> None:
+    """Check that the tier of records takes them now.
+
+    Raises:
+        StorageError: it does not, or it cannot be made.
+        ClosedError: the logs are closed.
+    """
+    tier = context.topics.internal_log(LogId(TOPIC, waiting.tier(delays)))
+    tier.plan_append(waiting.size_bytes)
 
 
 def append(
