@@ -143,7 +143,7 @@ class AsyncBrowsing:
             topic: topic name.
             key: of the messages; text means its UTF-8 bytes.
             header: a name and the bytes that it has.
-            id: of one message; its time is in it, so nothing has to be looked up.
+            id: of one message; the time in it says where to read.
             partitions: partitions, or names like `0-1`; None takes all.
             since: messages of that time or later. Local time without a zone. Times are
                 those of the broker; messages without one count as in time.
