@@ -221,7 +221,7 @@ def schedule(
     """Append a verified batch to the tier of its time; answered when it is stored.
 
     Raises:
-        WireError: it is too large, or its transaction takes no puts.
+        WireError: it is too large, or its topic or transaction takes no puts.
         SequenceError: as `find_repeated`.
         StorageError: the tier cannot be made.
     """
@@ -230,8 +230,11 @@ def schedule(
     first_id = context.ids.reserve(command.count)
     waiting = yield from wrap(target, timed, first_id, context)
     delays.wake()
-    # Another connection may have sent it, or ended the transaction, since.
+    # The topic may have been deleted since, and another connection may have sent the
+    # batch, or ended the transaction.
+    context.topics.open_for_put(command.topic, command.partition)
     if command.transaction is not None:
+        require_taken(waiting, delays, context)
         put_run(
             find_transaction(command, answerer, count=command.count),
             run_of(waiting, command, delays),
@@ -311,6 +314,19 @@ def wrap(
         if not len(ids) % STEP_RECORDS:
             yield
     return WaitingRecords(first_id, ids, chunks, entries, SizeBytes(start))
+
+
+def require_taken(
+    waiting: WaitingRecords, delays: DelayedMessages, context: BrokerContext
+) -> None:
+    """Check that the tier of records takes them now.
+
+    Raises:
+        StorageError: it does not, or it cannot be made.
+        ClosedError: the logs are closed.
+    """
+    tier = context.topics.internal_log(LogId(TOPIC, waiting.tier(delays)))
+    tier.plan_append(waiting.size_bytes)
 
 
 def append(

@@ -320,8 +320,10 @@ class ServedQueue:
                 )
             if end > size:
                 break
-            if where is not None and not _is_wanted(
-                where, data, position + HEADER_BYTES, end, flag
+            if (
+                where is not None
+                and not _is_wanted(where, data, position + HEADER_BYTES, end, flag)
+                and not state.was_out(Offset(base + position))
             ):
                 position, passed = end, passed + 1
                 continue

@@ -11,9 +11,10 @@ the end of the topic again, so that a later call finds them.
 """
 
 import asyncio
+import contextlib
 import datetime as dt
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -25,7 +26,7 @@ from metaq.cli.options import declared, takes, time_option
 from metaq.cli.queues import group_argument
 from metaq.cli.replicas import find_sets
 from metaq.cli.tree import command
-from metaq.client import AsyncClient, Origin, read_origin
+from metaq.client import AsyncClient, MessageTooLargeError, Origin, read_origin
 from metaq.errors import ClientError, RequestTimeoutError
 from metaq.model import GroupOffset, HeaderPairs, Message, Offset, TopicPartition
 from metaq.record.dead_letters import PREFIX
@@ -222,24 +223,41 @@ async def _send(
                     f"group {_reader_of(group)} gets nothing to send for {timeout_s:g}"
                     " s: it may have another member, or one that was killed just now"
                 ) from error
-            async with producer.exactly_once(batch) as tx:
-                for letter in batch:
-                    origin = _origin(letter, group)
-                    if origin is None:
-                        continue
-                    is_meant = sent < total and choice.has(letter, origin)
-                    await tx.send(
-                        origin.partition.topic if is_meant else topic,
-                        letter.data,
-                        attribute=letter.attribute,
-                        key=letter.key,
-                        headers=_own(letter) if is_meant else letter.header_pairs,
-                    )
-                    sent += is_meant
+            with _refusing_large(topic):
+                async with producer.exactly_once(batch) as tx:
+                    for letter in batch:
+                        origin = _origin(letter, group)
+                        if origin is None:
+                            continue
+                        is_meant = sent < total and choice.has(letter, origin)
+                        await tx.send(
+                            origin.partition.topic if is_meant else topic,
+                            letter.data,
+                            attribute=letter.attribute,
+                            key=letter.key,
+                            headers=_own(letter) if is_meant else letter.header_pairs,
+                        )
+                        sent += is_meant
             for partition, offset in batch.offsets.items():
                 if offset >= left.get(partition, offset + 1):
                     del left[partition]
     return sent
+
+
+@contextlib.contextmanager
+def _refusing_large(topic: str) -> Iterator[None]:
+    """Name the cure where a letter that is not chosen cannot be put again.
+
+    The broker stores a letter with its origin even where that makes it larger than a
+    message may be; sent back, it is as large as its message was.
+    """
+    try:
+        yield
+    except MessageTooLargeError as error:
+        raise ClientError(
+            f"a dead letter of topic {topic} that is not chosen is too large to be put"
+            f" again: {error}; a call without choices sends all letters back"
+        ) from error
 
 
 def _reader_of(group: str) -> str:

@@ -142,7 +142,8 @@ class AsyncBrowsing:
             topic: topic name.
             key: key of the messages; text means its UTF-8 bytes.
             header: name and bytes of a header.
-            id: id of one message. It contains the time, so no index is needed.
+            id: id of one message. It contains the time from which the log is read, so
+                no index is needed.
             partitions: partitions, or names like `0-1`; None: all.
             since: only messages of that time or later. Local time without a zone. Times
                 are those of the broker; messages without a time are included.

@@ -197,6 +197,11 @@ class ConnectionPool:
 
         return forget
 
+    def require_open(self) -> None:
+        """Raise ClosedError if the pool is closed."""
+        if self.is_closed:
+            raise ClosedError(CLOSED)
+
     def leave(self, address: BrokerAddress, reason: str) -> None:
         """Close the connection to an address, and fail the callers waiting for one."""
         route = self._routes.get(address)

@@ -235,6 +235,13 @@ class QueueState:
         """Return whether the message at an offset is done."""
         return offset < self.floor or self._done.end_at(offset) is not None
 
+    def was_out(self, offset: Offset) -> bool:
+        """Return whether a message to be found was out in an earlier incarnation.
+
+        It matched the filter of that time, and is found again whatever it is now.
+        """
+        return offset in self._returned
+
     def next_due_ms(self) -> int | None:
         """Return a time before which `on_time` has nothing to do; None if none."""
         until_ms = None if self.reclaim is None else self.reclaim.until_ms

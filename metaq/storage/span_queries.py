@@ -115,10 +115,12 @@ class SpanQueries:
             low = max(start, segment.base_offset)
             with open_spans(self.fs, segment, damage=self.damage) as spans:
                 # Times need not ascend, because clocks jump: the first span that is new
-                # enough is right in any order.
-                span = self._first_span_since(segment, spans, low, time_ms)
-            if span is not None:
-                return self._first_since(segment, span, start, time_ms)
+                # enough is right in any order. Its records may be older: those of a
+                # transaction, and all where the index has been made again.
+                for span in self._spans_since(segment, spans, low, time_ms):
+                    at = self._first_since(segment, span, start, time_ms)
+                    if at is not None:
+                        return at
         return end
 
     def split_range(
@@ -204,10 +206,10 @@ class SpanQueries:
         made = None if segment is self.segments[-1] else self.made
         return open_spans(self.fs, segment, made, self.damage)
 
-    def _first_span_since(
+    def _spans_since(
         self, segment: Segment, spans: SpanLookup, start: Offset, time_ms: Millis
-    ) -> Span | None:
-        """Return the first span that ends after `start` and is new enough.
+    ) -> Iterator[Span]:
+        """Yield the spans that end after `start` and are new enough.
 
         A gap of the index gets the latest time that the file's mtime allows.
         """
@@ -218,13 +220,13 @@ class SpanQueries:
             if piece.append_time_ms < time_ms:
                 continue
             each = spans.pieces(piece.base_offset, piece.end_offset, is_merged=False)
-            return next((one for one in each if one.append_time_ms >= time_ms), piece)
-        return None
+            within = [one for one in each if one.append_time_ms >= time_ms]
+            yield from within or [piece]
 
     def _first_since(
         self, segment: Segment, span: Span, start: Offset, time_ms: Millis
-    ) -> Offset:
-        """Return the first record of a span that is new enough, or the span's end."""
+    ) -> Offset | None:
+        """Return the first record of a span that is new enough; None without any."""
         end = min(span.end_offset, segment.end_offset)
         walk = walk_headers(self.fs, segment, span.base_offset, end)
         for at, _size, message_id in walk:
@@ -232,7 +234,7 @@ class SpanQueries:
                 continue
             if estimated_time_ms(message_id, span.append_time_ms) >= time_ms:
                 return at
-        return end
+        return None
 
     def _count_pieces(
         self, segment: Segment, spans: SpanLookup, start: Offset, end: Offset

@@ -56,6 +56,10 @@ TAKE_TRIES: Final = 3
 GROUP_REFUSED: Final = frozenset("~!#$%^&*()+=`'\",;/?[]<>.: ")
 """Characters that MetaQ allows in no group name."""
 
+GROUP_BYTES_MAX: Final = 1024
+"""Maximum length of the name of a group to join: it is a word of command lines, of at
+most 8 KiB with all other words."""
+
 Members = Mapping[str, tuple[str, ...]]
 """Member → the topics it subscribes to; names ascending."""
 MembersCallback = Callable[[Members], None]
@@ -78,7 +82,13 @@ def check_group_name(group: str) -> str:
             f"group {group!r}: a name without {' '.join(map(repr, refused))} is"
             " expected"
         )
-    return check_group_node(group)
+    size_bytes = len(check_group_node(group).encode())
+    if size_bytes > GROUP_BYTES_MAX:
+        raise ConfigError(
+            f"group {group[:20]!r}...: expected at most {GROUP_BYTES_MAX} bytes, got"
+            f" {size_bytes}"
+        )
+    return group
 
 
 def check_group_node(group: str) -> str:

@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
+from metaq.broker.handlers.put import handle_mput
 from metaq.delay.plan import RECORD_MESSAGES_MAX
+from metaq.errors import WireError
 from metaq.model import Offset
 from metaq.protocol.commands import Cancel, ListScheduled
 from metaq.record.layout import HEADER_BYTES
-from tests.broker.delay_rig import DelayRig, mput_of, receipts_of
+from tests.broker.delay_rig import DelayRig, FakeSession, mput_of, receipts_of
 from tests.rigs.fs import keep_all
 
 DAY_MS = 86_400_000
@@ -331,6 +333,29 @@ def test_a_record_has_a_bound_of_messages() -> None:
         reply = await rig.send(command)
         assert reply.status == 500
         assert f"expected at most {RECORD_MESSAGES_MAX} messages with one" in reply.text
+        await rig.kill()
+
+    asyncio.run(main())
+
+
+def test_a_topic_that_is_deleted_while_a_batch_is_checked_takes_nothing() -> None:
+    """It would wait for ever, or for another topic of the name."""
+
+    async def main() -> None:
+        rig = await DelayRig().start()
+        await rig.schedule(b"before", due_ms=rig.now_ms + 1000)
+        session: Any = FakeSession(rig.context)
+        times = [rig.now_ms + 1000 + number for number in range(600)]
+        command = mput_of(*[b"%d" % each for each in times], times=times)
+        steps = handle_mput(command, [command.payload], session)
+        next(steps)
+        rig.bench.topics.withdraw(frozenset({"test"}))
+        await rig.drop("test")
+        with pytest.raises(WireError, match="do not accept topic test"):
+            for _ in steps:
+                pass
+        await rig.pass_s(5.0)
+        assert rig.service.status().waiting_count == 0
         await rig.kill()
 
     asyncio.run(main())

@@ -123,6 +123,28 @@ def test_what_a_transaction_ended_after_passed_messages_stays_done(
     run(tmp_path, after, broker=broker, **PAID)
 
 
+def test_a_returned_message_is_given_out_by_a_changed_filter(tmp_path: Path) -> None:
+    """Also after a restart, where the messages are read again: it had matched."""
+    broker = {"queueReclaimMs": "0"}
+    known: list[int] = []
+
+    async def before(_broker, peer) -> None:
+        puts = await put_tagged(peer, "paid", "void", "paid", "paid", "void")
+        worker = Worker(peer)
+        got = await worker.take(9)
+        entries = [each.says(SettleVerb.NACK) for each in got[:2]]
+        assert await worker.settle(0, entries) == [Word.OK] * 2
+        known.extend(puts[at][0] for at in (0, 2, 3))
+
+    async def after(broker, peer) -> None:
+        got = await Worker(peer).take(9, wait_ms=20_000)
+        assert [each.offset for each in got] == known
+        assert [each.deliveries for each in got[:2]] == [2, 2]
+
+    run(tmp_path, before, broker=broker, retry_delays_ms=(0,), **PAID)
+    run(tmp_path, after, broker=broker, retry_delays_ms=(0,), where="tag = 'new'")
+
+
 def test_a_block_that_cannot_be_read_is_given_out(tmp_path: Path) -> None:
     """The worker finds that, as without a filter."""
 

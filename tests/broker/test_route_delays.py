@@ -199,3 +199,27 @@ def test_a_time_that_has_passed_is_none() -> None:
         await rig.kill()
 
     asyncio.run(main())
+
+
+def test_a_tier_that_cannot_be_made_refuses_the_batch_with_the_reason() -> None:
+    """As where a message waits for one topic; nothing waits for another one."""
+
+    async def main() -> None:
+        rig = bind(await DelayRig().start(), *BOTH)
+        config = rig.bench.logs.config
+        elsewhere = replace(config.system, data_path="/elsewhere")
+        defined = {name: replace(TOPIC, name=name) for name in TOPICS}
+        changed = replace(config, system=elsewhere, defined=defined)
+        rig.bench.topics.apply(changed)
+        for inside in ({}, {"producer": "p", "sequence": 0}):
+            reply = await rig.send(delayed(rig, 1000, **inside))
+            assert (reply.status, "/elsewhere" in reply.text) == (500, True), reply
+        assert not await rig.commit(delayed(rig, 1000), 0.0)
+        rig.bench.topics.apply(config)
+        bind(rig, *BOTH)
+        assert (await rig.send(delayed(rig, 1000))).status == 200
+        await rig.pass_s(1.0)
+        assert found(rig) == [[b"1", b"2", b"3"], [b"1", b"3"]]
+        await rig.kill()
+
+    asyncio.run(main())

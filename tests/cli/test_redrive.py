@@ -22,6 +22,7 @@ ONE_BROKER = {
     "target": "likewise",
     "test_a_failure_in_the_middle_sends_nothing_and_forgets_nothing": "likewise",
     "test_letters_at_a_replica_set_are_refused_before_the_question": "likewise",
+    "test_a_letter_too_large_to_be_put_again_names_the_call_that_sends_it": "likewise",
 }
 MOMENT = dt.datetime(2026, 1, 31, tzinfo=dt.UTC)
 NOW: dict[str, Any] = {"is_dry": False, "is_sure": True, "as_json": True}
@@ -229,3 +230,28 @@ def test_a_group_without_dead_letters_is_named(client: Client, target: Target) -
     with pytest.raises(ClientError, match="no queue group x; groups there are: mails"):
         redrive(target, "x", LetterChoice(), **NOW)
     assert run("queues", "redrive", "mails", "--limit", "0").exit_code == 2
+
+
+def test_a_letter_too_large_to_be_put_again_names_the_call_that_sends_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Its origin makes it larger than a message may be; sent back, it is not."""
+    bounds = {"payloadBytesMax": "4096"}
+    with embedded_broker(topics={"orders": 1, "dead": 1}, settings=bounds) as broker:
+        target = Target("memory", "/meta", (), 5.0, broker.coordinator_factory)
+        with Client(**broker.client_options) as client:
+            admin = client.admin()
+            admin.create_queue_group("workers", "orders", dead_letter_topic="dead")
+            with client.producer() as producer:
+                producer.send_many("orders", [b"a" * 4096, b"b"])
+            with client.queue("orders", group="workers") as queue:
+                for reason in ("one", "two"):
+                    message = queue.receive(30)
+                    assert message is not None
+                    message.reject(reason)
+            with pytest.raises(ClientError, match=r"4096 bytes.*call without choices"):
+                redrive(target, "workers", LetterChoice(cause="two"), **NOW)
+            assert later(client, 2) == []
+            redrive(target, "workers", LetterChoice(), **NOW)
+            assert [len(each.data) for each in later(client, 2)] == [4096, 1]
+    assert "2 dead letters sent back" in capsys.readouterr().err

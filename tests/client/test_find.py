@@ -1,6 +1,7 @@
 """Finding messages by key, header and id: both kinds of broker, both worlds."""
 
 import random
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -108,6 +109,28 @@ def test_a_message_is_found_by_its_id(broker: Any, client: Any) -> None:
     assert list(client.find("two", id=wanted.id + (1 << 40))) == []
     with pytest.raises(ConfigError, match="has no time"):
         list(client.find("two", id=-5))
+
+
+def test_a_message_of_a_transaction_is_found_by_its_id(
+    broker: Any, client: Any
+) -> None:
+    """Also long after the time in it: it is appended by the commit."""
+    if not broker.has_extensions:
+        return  # of Java, whose ids have no time
+    with client.producer() as producer:
+        with producer.transaction() as transaction:
+            transaction.send("test", b"in it")
+            for number in range(5):
+                time.sleep(0.01)
+                producer.send("test", b"%d" % number)
+        time.sleep(0.01)
+        producer.send("test", b"after it")
+    (wanted,) = (each for each in client.browse("test") if each.data == b"in it")
+    counts = list[int]()
+    assert list(client.find("test", id=wanted.id, on_read=counts.append)) == [wanted]
+    assert counts
+    with pytest.raises(CannotAnswerError, match=r"at most 10 bytes.*: give a larger"):
+        list(client.find("test", id=wanted.id + 1, read_bytes_max=10))
 
 
 def test_reading_without_an_index_is_counted_and_bounded(client: Any) -> None:

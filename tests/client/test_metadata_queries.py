@@ -8,9 +8,10 @@ import pytest
 
 from metaq.client import AsyncClient
 from metaq.client.cluster.context import ClientContext
-from metaq.client.cluster.metadata_queries import LogQueries
+from metaq.client.cluster.metadata_queries import LogQueries, insist
 from metaq.client.errors import CannotAnswerError
 from metaq.errors import (
+    ClosedError,
     NoBrokerError,
     NoRecordError,
     RemoteProtocolError,
@@ -142,6 +143,34 @@ def test_a_partition_of_a_broker_that_is_not_there_is_an_error_at_the_deadline(
 
     with pytest.raises(NoBrokerError, match="broker 7 is not registered"):
         ask(broker.client_options, find)
+
+
+def test_what_waits_for_a_broker_that_is_not_there_ends_with_the_client(
+    broker: AnyBroker,
+) -> None:
+    """Not at its deadline, which is long."""
+    far = TopicPartition("test", BrokerId(7), 0)
+
+    async def main() -> None:
+        async with AsyncClient(**broker.client_options) as client:
+            context = parts_of(client)
+            deadline_s = context.clock.monotonic_s() + PATIENCE_S
+            await context.metadata.topic("test", deadline_s=deadline_s)
+
+            async def reach(*, deadline_s: float) -> None:
+                await context.connect_leader(far.broker_id, deadline_s)
+
+            works = [
+                asyncio.ensure_future(LogQueries(context, far, deadline_s).ends()),
+                asyncio.ensure_future(insist(context, reach, deadline_s)),
+            ]
+            await asyncio.sleep(SHORT_S)
+            assert not any(each.done() for each in works)
+        for each in works:
+            with pytest.raises(ClosedError):
+                await asyncio.wait_for(each, 10)
+
+    asyncio.run(main())
 
 
 def ask_scripted(

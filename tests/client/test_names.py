@@ -40,6 +40,13 @@ def test_groups_that_are_none(group: str) -> None:
         check_group(group)
 
 
+def test_a_group_too_long_for_a_line_is_refused() -> None:
+    """A broker closes the connection of such a command: nothing would ever come."""
+    assert check_group("é" * 512) == "é" * 512
+    with pytest.raises(ConfigError, match="at most 1024 bytes, got 1025"):
+        check_group("g" + "é" * 512)
+
+
 def test_topics_are_sorted_and_each_once() -> None:
     """Also of a set."""
     assert check_topics(["b", "a", "b"]) == ("a", "b")

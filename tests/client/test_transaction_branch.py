@@ -10,7 +10,13 @@ from typing import Any
 import pytest
 
 from metaq.client import TransactionRolledBackError
-from metaq.client.produce.transaction_branch import Branch, PendingResult, PlacedMessage
+from metaq.client.produce.broker_starts import BrokerStarts
+from metaq.client.produce.transaction_branch import (
+    Branch,
+    BranchParts,
+    PendingResult,
+    PlacedMessage,
+)
 from metaq.errors import (
     ClosedError,
     ForbiddenError,
@@ -20,6 +26,8 @@ from metaq.errors import (
 )
 from metaq.model import BrokerId, LocalTransactionId, MessageId, TopicPartition
 from metaq.peer.connection import PutListener
+from metaq.peer.options import ConnectionOptions
+from metaq.peer.pool import ConnectionPool
 from metaq.protocol.commands import Mput, Put, Reply, Result
 from metaq.protocol.connection import Connection, Role, WireLimits
 from metaq.protocol.version import Capabilities
@@ -258,3 +266,29 @@ def test_a_first_message_waits_for_the_only_broker_while_it_restarts(
         sending.result()
         sender.commit()
     assert broker.stored() == [b"before", b"in it"]
+
+
+def test_what_waits_for_the_broker_of_a_transaction_ends_with_the_client() -> None:
+    """Not at its deadline: a broker that is away is not heard of any more."""
+
+    async def scenario() -> None:
+        clock, loop = VirtualClock(), asyncio.get_running_loop()
+        pool = ConnectionPool(clock=clock, options=ConnectionOptions(), loop=loop)
+        parts = BranchParts(
+            address_of=lambda _broker: None,
+            pool=pool,
+            clock=clock,
+            session_id="s",
+            starts=BrokerStarts(clock),
+        )
+        deadline_s = clock.monotonic_s() + 60.0
+        waiting = asyncio.ensure_future(
+            parts.wait_connect(BrokerId(0), deadline_s=deadline_s)
+        )
+        await asyncio.sleep(1.0)
+        assert not waiting.done()
+        await pool.close(deadline_s=deadline_s)
+        with pytest.raises(ClosedError):
+            await asyncio.wait_for(waiting, 1.0)
+
+    run_virtually(scenario())

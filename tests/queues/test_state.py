@@ -97,10 +97,10 @@ def test_no_delivery_of_what_a_log_had_before_is_good_for_what_it_has_now() -> N
     rig = Rig()
     rig.put()
     (old,) = rig.take()
-    image = rig.state.image(rig.now)
-    image.cut(old.offset)
-    image.incarnation += 1
-    rig.state = QueueState(rig.rules, image, open_max=9)
+    snapshot = rig.state.snapshot(rig.now)
+    snapshot.cut(old.offset)
+    snapshot.incarnation += 1
+    rig.state = QueueState(rig.rules, snapshot, open_max=9)
     rig.scan(9)
     assert rig.ack(old) is Word.LOST
     assert numbers(rig.take()) == [0]

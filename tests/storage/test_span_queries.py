@@ -3,7 +3,7 @@
 from itertools import combinations_with_replacement, pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from metaq.model import ID_MS_SHIFT, ID_ZERO_MS, MessageId, Millis, Offset, SizeBytes
@@ -169,21 +169,29 @@ def test_a_file_may_seem_older_than_what_was_just_put_into_it(lag_ms: int) -> No
 
 
 @settings(max_examples=examples(100), deadline=None)
+@example([[0], [1, 2], [30]], 20, 0, 50)
 @given(
     st.lists(st.lists(st.integers(0, 40), min_size=1, max_size=3), max_size=6),
     st.integers(0, 41),
     st.integers(0, 6),
+    st.sampled_from((0, 3, 50)),
 )
-def test_the_time_in_the_ids_is_finer_than_that_of_a_span(commits, wanted, skipped):
-    """Also when the clock jumps; never after the right record, from any start on."""
+def test_the_time_in_the_ids_is_finer_than_that_of_a_span(
+    commits, wanted, skipped, late
+):
+    """Also when the clock jumps; never after the right record, from any start on.
+
+    A span may be later than all of its records: those of a transaction, or all of an
+    index that was made again.
+    """
     spans, data, records = [], b"", []
     for times in commits:
         base = len(data)
         for time in times:
             # A record is not newer than its commit, regardless of the clock before.
-            records.append((len(data), min(time, times[-1])))
+            records.append((len(data), min(time, times[-1] + late)))
             data += encode_record(b"x", id=MessageId(time << ID_MS_SHIFT))
-        newest = Millis(ID_ZERO_MS + times[-1])
+        newest = Millis(ID_ZERO_MS + times[-1] + late)
         size = SizeBytes(len(data) - base)
         spans.append(Span(Offset(base), size, len(times), newest, 0))
     end = len(data)

@@ -400,6 +400,10 @@ class _Routing:
                 log, batch = found or (log, None)
             if batch is None:
                 log.plan_append(target.size_bytes)
+                if target.waiting is not None:
+                    delay_puts.require_taken(
+                        target.waiting, self._delays, self._context
+                    )
         except REFUSALS as error:
             raise _refuse(self._answerer, self._command, error, log_id) from error
         return log, batch

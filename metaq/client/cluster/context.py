@@ -135,6 +135,7 @@ class ClientContext:
         """
         copies = self.metadata.snapshot.brokers.get(broker_id)
         if copies is None or copies.leader is None:
+            self.pool.require_open()
             self.metadata.request_refresh()
             raise NoBrokerError(f"broker {broker_id} is not there")
         return await self.pool.get(copies.leader, deadline_s=deadline_s)

@@ -85,6 +85,7 @@ async def connect(
         await context.metadata.wait_newer(0, deadline_s=deadline_s)
     address = context.address_of(partition.broker_id)
     if address is None:
+        context.pool.require_open()
         context.metadata.request_refresh()
         raise NoBrokerError(
             f"{partition}: broker {partition.broker_id} is not registered"

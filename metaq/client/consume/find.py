@@ -2,8 +2,9 @@
 
 Brokers that announce `find` return them page by page, from an index, or by reading the
 log where there is none. Partitions of other brokers are read by the client up to their
-present log ends, with the same result. An id contains its time, so only the messages of
-about that millisecond are read.
+present log ends, with the same result. An id contains its time: the messages of that
+millisecond are read, and those after it if the message is not among them, because
+messages of a transaction are appended by its commit.
 """
 
 from collections import deque
@@ -44,6 +45,11 @@ PAGE: Final = 100
 
 READ_BYTES_MAX: Final = 1 << 30
 """Default maximum of the bytes of the log that are read without an index."""
+
+ID_WINDOWS_MS: Final = (2, 1_000, 60_000, 3_600_000)
+"""Ends of the periods that are searched for an id, one after the other, in milliseconds
+after the time in the id. The first has a millisecond of slack, because a float of
+seconds may be a millisecond too low; the others are for commits of transactions."""
 
 KEPT_MAX: Final = 10_000
 """Maximum number of found messages kept of a partition whose broker has no `find`, in a
@@ -152,6 +158,31 @@ class Search:
         log = LogQueries(self.context, partition, deadline_s)
         return await log.ask(make, partial(_parse, partition, below))
 
+    async def with_id(
+        self, message_id: MessageId, partitions: Collection[str | TopicPartition] | None
+    ) -> AsyncGenerator[list[Message], None]:
+        """Yield the message with an id; raises as `find_messages`."""
+        start_ms = since_ms = _time_of(message_id)
+        for window_ms in ID_WINDOWS_MS:
+            until_ms = Millis(start_ms + window_ms)
+            batches = browse_topic(
+                self.context,
+                self.topic,
+                partitions=partitions,
+                since=moment_of(since_ms),
+                until=moment_of(until_ms),
+                timeout=self.timeout,
+            )
+            async with aclosing(batches):
+                async for batch in batches:
+                    if since_ms > start_ms:
+                        self._count(batch[-1].next_offset - batch[0].offset)
+                    found = [each for each in batch if each.id == message_id]
+                    if found:
+                        yield found
+                        return
+            since_ms = until_ms
+
     def _is_met(self, message: Message) -> bool:
         line = encode_payload(b"", None, message.key, message.header_pairs)
         time_ms = message.timestamp_ms
@@ -164,10 +195,11 @@ class Search:
         if size_bytes and self.on_read is not None:
             self.on_read(self.read_bytes)
         if self.read_bytes > self.read_bytes_max:
+            more = "give it one (index=key), a time, or" if self.field else "give"
             raise CannotAnswerError(
                 f"find: expected to read at most {self.read_bytes_max} bytes of topic"
-                f" '{self.topic}' without an index, got {self.read_bytes}: give it one"
-                " (index=key), a time, or a larger read_bytes_max"
+                f" '{self.topic}' without an index, got {self.read_bytes}: {more} a"
+                " larger read_bytes_max"
             )
 
 
@@ -214,33 +246,23 @@ async def find_messages(
     times = _time("since", since, 0), max(1, _time("until", until, MAX_OFFSET))
     if sum(each is not None for each in (key, header, id)) != 1:
         raise ConfigError("find: expected one of key, header and id")
-    if id is not None:
-        since, until = _times_of(id)
-        batches = browse_topic(
-            context,
-            topic,
-            partitions=partitions,
-            since=since,
-            until=until,
-            timeout=timeout,
-        )
-    else:
+    field = b""
+    if id is None:
         field = encode_properties(key, () if header is None else [header]).encode()
+    search = Search(
+        context, topic, field, *times, limit, read_bytes_max, on_read, timeout
+    )
+    if id is not None:
+        batches = search.with_id(MessageId(id), partitions)
+    else:
         deadline_s = context.deadline_s(timeout)
         chosen = await chosen_of(context, topic, partitions, deadline_s)
         if partitions is not None:
             await require_known(context, chosen, deadline_s)
-        search = Search(
-            context, topic, field, *times, limit, read_bytes_max, on_read, timeout
-        )
         batches = search.newest_first(chosen)
     async with aclosing(batches):
         async for batch in batches:
-            found = batch if id is None else [one for one in batch if one.id == id]
-            if found:
-                yield found
-            if found and id is not None:
-                return
+            yield batch
 
 
 def _time(name: str, moment: datetime | None, otherwise: int) -> int:
@@ -248,8 +270,8 @@ def _time(name: str, moment: datetime | None, otherwise: int) -> int:
     return otherwise if moment is None else max(0, int(moment.timestamp() * 1000))
 
 
-def _times_of(message_id: int) -> tuple[datetime, datetime]:
-    """Return a range of time that contains the message with an id."""
+def _time_of(message_id: int) -> Millis:
+    """Return the time in an id."""
     check_whole("id", message_id, -(1 << 63), MAX_OFFSET)
     time_ms = id_time(MessageId(message_id))
     if time_ms is None:
@@ -257,5 +279,4 @@ def _times_of(message_id: int) -> tuple[datetime, datetime]:
             f"id: {message_id} was given by a Java broker, and has no time: browse"
             " the topic for it"
         )
-    # A float of seconds may be a millisecond too low.
-    return moment_of(time_ms), moment_of(Millis(time_ms + 2))
+    return time_ms

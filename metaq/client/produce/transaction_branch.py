@@ -185,6 +185,7 @@ class BranchParts:
             # In each round, because the broker may return at another address.
             address = self.address_of(broker_id)
             if address is None:
+                self.pool.require_open()
                 await asyncio.sleep(until_s - now_s)
                 continue
             with contextlib.suppress(NoBrokerError):

@@ -52,6 +52,8 @@ at once is sent first, and the broker handles the `listen` during its sync."""
 WAIT_S: Final = 10.0
 """Maximum seconds that a broker waits for replies, unless it announces less."""
 
+CLOSED: Final = "the client is closed"
+
 
 @dataclass(slots=True)
 class RequestStatistics:
@@ -140,7 +142,8 @@ class Requester:
         self.is_closed = True
         if self._task is not None:
             self._task.cancel()
-        self._fail(ClosedError("the client is closed"))
+        self._is_open.set()  # wakes requests that wait for it
+        self._fail(ClosedError(CLOSED))
         await self._producer.close(timeout)
 
     def _fail(self, error: MetaqError) -> None:
@@ -155,13 +158,17 @@ class Requester:
         """Wait until the mailbox is open.
 
         Raises:
+            ClosedError: the client is closed.
             MetaqError: the reason why it is not; nothing was sent.
         """
         deadline_s = await self._context.reach(limit_s)
-        if self._task is None:
+        if self._task is None and not self.is_closed:
             self._task = spawn(self._run(), "mailbox", self._fail)
         left_s = deadline_s - self._context.clock.monotonic_s()
-        if not await wait_set(self._is_open, max(0.0, left_s)):
+        is_open = await wait_set(self._is_open, max(0.0, left_s))
+        if self.is_closed:
+            raise ClosedError(CLOSED)
+        if not is_open:
             raise self._error
 
     async def _run(self) -> None:

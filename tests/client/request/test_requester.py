@@ -49,6 +49,7 @@ ONE_BROKER = {
     "test_another_broker_takes_the_mailbox_over": "two of ours",
     "test_requests_are_counted_also_those_whose_reply_is_late": "MetaQ has no queues",
     "test_a_request_that_waits_ends_with_the_client": "MetaQ has no mailboxes",
+    "test_a_request_without_a_mailbox_ends_with_the_client": "likewise",
     "test_bad_input_is_refused_before_anything_is_sent": "MetaQ has no mailboxes",
     "test_a_broker_without_mailboxes_is_named": "says of itself that it has none",
 }
@@ -315,6 +316,25 @@ def test_a_request_that_waits_ends_with_the_client(
             wait_until(lambda: [*client.browse("prices")])
         with pytest.raises(ClosedError):
             reply.result(10)
+
+
+def test_a_request_without_a_mailbox_ends_with_the_client(
+    broker: EmbeddedBroker,
+) -> None:
+    """Likewise, and not with its time-out: the broker is away, and is waited for."""
+
+    async def main() -> None:
+        async with AsyncClient(**broker.client_options, **QUICK) as client:
+            await asyncio.to_thread(broker.stop)
+            waiting = client.request("prices", b"ACME", timeout=30)
+            request = asyncio.ensure_future(waiting)
+            await asyncio.sleep(0.3)
+            assert not request.done()
+        with pytest.raises(ClosedError):
+            await asyncio.wait_for(request, 10)
+
+    asyncio.run(main())
+    broker.start()
 
 
 def test_a_broker_without_mailboxes_is_named() -> None:
