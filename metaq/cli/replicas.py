@@ -147,7 +147,10 @@ def at_set(
             if broker_id is None and len(sets) != 1:
                 raise ReplicaSetError(
                     f"expected one replica set below {paths.replica_sets()}, got"
-                    f" {_numbers(sets) or 'none'}: name it with --id"
+                    f" {_numbers(sets)}: name it with --id"
+                    if sets
+                    else f"there is no replica set below {paths.replica_sets()}:"
+                    " 'metaq replicas init' makes one, --zk-root names another root"
                 )
             (chosen,) = sets if broker_id is None else (broker_id,)
             return await work(nodes_of(chosen))

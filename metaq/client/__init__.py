@@ -8,17 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from metaq.client.public import *  # noqa: F403  # the list is there
+else:  # type checkers would accept any name because of __getattr__
 
+    def __getattr__(name: str) -> Any:
+        """Return a public name."""
+        import metaq.client.public as public  # noqa: PLC0415  # all of the package
 
-def __getattr__(name: str) -> Any:
-    """Return a public name."""
-    import metaq.client.public as public  # noqa: PLC0415  # imports everything
+        if name == "__all__":
+            return sorted(each for each in vars(public) if not each.startswith("_"))
+        return getattr(public, name)
 
-    if name == "__all__":
-        return sorted(each for each in vars(public) if not each.startswith("_"))
-    return getattr(public, name)
-
-
-def __dir__() -> list[str]:
-    """Return the public names."""
-    return list(__getattr__("__all__"))
+    def __dir__() -> list[str]:
+        """Return the public names."""
+        return list(__getattr__("__all__"))

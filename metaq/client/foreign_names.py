@@ -36,7 +36,10 @@ _NAMES: Final = (
         "enable_auto_offset_store",
         "not needed: a message is handled when the next is asked for",
     ),
-    ("max_poll_records", "'max_count' of batches, 'count_max' of receive_many"),
+    (
+        "max_poll_records max_records num_messages",
+        "'max_count' of batches, 'count_max' of receive_many",
+    ),
     ("max_poll_interval_ms", "'revoke_timeout_s', in seconds"),
     ("consumer_timeout_ms", "'timeout' of receive, in seconds"),
     ("queue_buffering_max_messages", "'buffer_count_max'"),

@@ -336,6 +336,9 @@ def _check_foreign(section: str, path: str) -> None:
     if section in FOREIGN_SECTIONS:
         return
     kind, equals, name = section.partition("=")
+    first, *rest = re.split(r"[:\s]+", section.strip(), maxsplit=1)
+    if rest and first.casefold() == TOPIC:
+        kind, equals, name = TOPIC, "=", rest[0].removeprefix("=")
     kind = kind.strip().casefold()
     nearest = nearest_key(kind, (*_KEYS_BY_SECTION, TOPIC))
     if edit_distance(kind[:SUGGESTION_CHARS_MAX], nearest) > NEAR_EDITS_MAX:

@@ -199,7 +199,6 @@ class FollowTask:
             # The actions would end this stream, which ends anyway.
             frozen, _actions = refuse(self.replica, log_id, own, answer)
             self._node.set_replica(frozen)
-        _log.error("replica %d is frozen: %s", frozen.id, frozen.reason)
 
     async def on_joined(self, epoch: Epoch) -> None:
         """Called when all truncations and tables of a join are on disk."""

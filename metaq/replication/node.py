@@ -20,7 +20,6 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Sequence
-from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -458,6 +457,7 @@ class ReplicaNode(Service):
     def set_replica(self, replica: Replica) -> None:
         """Replace the state by one that needs no action."""
         before, self._replica = self._replica, replica
+        self._say_frozen(before, replica)
         if before is not None and before.role is not replica.role:
             text = "role changed: replica=%d role=%s epoch=%d"
             _log.info(text, self.id, replica.role, replica.record.epoch.number)
@@ -469,6 +469,13 @@ class ReplicaNode(Service):
             else:
                 # From here on, acknowledgements do not count.
                 self._term.streams.close()
+
+    def _say_frozen(self, before: Replica | None, replica: Replica) -> None:
+        old, new = before and _frozen_cause(before), _frozen_cause(replica)
+        if new and new != old:
+            _log.error("replica is frozen: replica=%d cause=%s", self.id, new)
+        elif old and not new:
+            _log.info("replica is frozen no more: replica=%d", self.id)
 
     async def _perform(self, actions: Sequence[Action]) -> None:
         for number, action in enumerate(actions, 1):
@@ -758,7 +765,7 @@ class ReplicaNode(Service):
             mended=self.mender.mended_count,
             mended_bytes=self.mender.mended_bytes,
             differing=self.mender.comparison.differing,
-            frozen_cause=own.reason or _removal(self.id, own.record.replicas),
+            frozen_cause=_frozen_cause(own),
             lack_of_space=self._store.lack_of_space
             or (self._following.lack_of_space if self._following else ""),
             is_incomplete=own.file.flag is Flag.INCOMPLETE,
@@ -781,11 +788,11 @@ class ReplicaNode(Service):
         )
 
 
-def _removal(replica: int, replicas: AbstractSet[int]) -> str:
-    """Return advice for a replica that was removed from its set; "" for others."""
-    if replica in replicas:
-        return ""
+def _frozen_cause(replica: Replica) -> str:
+    """Return why a replica has no part in its set, in words; "" if it has one."""
+    if replica.reason or replica.id in replica.record.replicas:
+        return replica.reason
     return (
-        f"it is none of {sorted(replicas)}: stop it, or run 'metaq replicas add"
-        f" {replica}'"
+        f"it is none of {sorted(replica.record.replicas)}: stop it, or run 'metaq"
+        f" replicas add {replica.id}'"
     )

@@ -35,6 +35,10 @@ def parse_servers(text: object) -> Servers:
     if not isinstance(text, str):
         kind = type(text).__name__
         raise TypeError(f"zookeeper: expected str, got {kind} {text!r:.80}")
+    if "://" in text:
+        raise ConfigError(
+            f"zk.zkConnect={text!r}: expected host:port,host:port/root, got a URL"
+        )
     try:
         addresses, root = collect_hosts(text)
         for host, _port in addresses:

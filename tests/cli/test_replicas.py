@@ -195,7 +195,8 @@ def test_a_replica_that_says_nothing_is_shown_with_the_reason(
 
 def test_a_set_is_named_where_there_are_several(scene: Scene) -> None:
     """And where there is none, the error says so."""
-    with pytest.raises(ReplicaSetError, match=r"one replica set below .*, got none"):
+    none = r"no replica set below /meta/replicas: 'metaq replicas init' .* --zk-root"
+    with pytest.raises(ReplicaSetError, match=none):
         replicas.show_replicas(scene.target, None, as_json=True)
     scene.write(LED)
     scene.zookeeper.write(PATHS.replica_set(BrokerId(4)), encode_record(LED))

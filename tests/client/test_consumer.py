@@ -578,6 +578,23 @@ def test_a_broker_that_goes_is_a_line_or_two_for_all_of_its_partitions(
             broker.start()
 
 
+def test_a_consumer_whose_named_broker_never_answered_is_not_well(
+    start_broker: StartBroker,
+) -> None:
+    """It reads nothing, and said that all was well."""
+    broker = start_broker({"test": 1})
+    broker.stop()
+    with (
+        Client(brokers=[broker.address], **QUICK) as client,
+        client.consumer("g", ["test"], **IDLE) as consumer,
+    ):
+        health = consumer.health()
+        assert not health.is_ok
+        assert health.problems == ("no broker has answered yet",)
+        broker.start()
+        wait_until(lambda: consumer.health().is_ok)
+
+
 def test_partitions_of_a_broker_that_the_cluster_has_lost_are_told(
     start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

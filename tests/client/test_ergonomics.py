@@ -14,9 +14,11 @@ import pytest
 
 from metaq.client import (
     AsyncClient,
+    AsyncConsumer,
     Client,
     ClientOptions,
     ConfigError,
+    Consumer,
     ConsumerOptions,
     OutgoingMessage,
     ProducerOptions,
@@ -113,6 +115,12 @@ def test_a_misspelt_option_of_a_client_is_told(kind: type[Any]) -> None:
         kind("127.0.0.1:2181", request_timeout=1)
     with pytest.raises(TypeError, match=r"no option 'zzz'; there are brokers, chance,"):
         kind("127.0.0.1:2181", zzz=1)
+
+
+@pytest.mark.parametrize("kind", [Consumer, AsyncConsumer])
+def test_batches_know_the_names_of_other_clients(kind: type[Any]) -> None:
+    with pytest.raises(TypeError, match="batches: no option 'max_records'; here that"):
+        kind.batches(object.__new__(kind), max_records=5)
 
 
 def test_a_sync_call_names_itself_and_not_its_twin(broker: AnyBroker) -> None:

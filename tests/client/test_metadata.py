@@ -13,8 +13,10 @@ from metaq.client.cluster.metadata import (
     ZooKeeperMetadata,
     make_snapshot,
 )
+from metaq.client.errors import NoTopicError
 from metaq.client.names import parse_address
 from metaq.client.options import ClientOptions
+from metaq.client.produce.producer import NOTICE_S
 from metaq.clock import SystemClock
 from metaq.cluster_snapshot import ClusterSnapshot
 from metaq.config.topic_rules import TopicRules
@@ -519,6 +521,49 @@ def test_a_topic_that_there_is_not_has_near_names_and_a_command() -> None:
                 assert str(missing.value).endswith(text)
 
     asyncio.run(scenario())
+
+
+def test_a_cluster_without_a_broker_is_no_reason_to_make_a_topic() -> None:
+    """It is not started, or the root is another: making the topic would fail too."""
+
+    async def scenario(server: MemoryZooKeeper, metadata: Metadata) -> None:
+        await metadata.reach(deadline_s=soon())
+        with pytest.raises(
+            NoTopicError, match=r"'t' \(waited .*\); no broker is there: "
+        ):
+            await metadata.topic("t", deadline_s=soon(0.1))
+        async with AsyncClient(coordinator=server.coordinator) as client:
+            with pytest.raises(
+                NoBrokerError, match=r"'t' at the .*; no broker is there: "
+            ):
+                await client.admin().describe_partitions(["t"])
+
+    with_zookeeper(scenario)
+
+
+def test_a_first_send_that_waits_for_its_topic_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Once, however many wait: 30 s without a word look like a hang."""
+
+    async def scenario(*, is_there: bool) -> None:
+        server = MemoryZooKeeper()
+        if not is_there:
+            server.stop()
+        async with AsyncClient(coordinator=server.coordinator) as client:
+            producer, timeout = client.producer(), NOTICE_S + 0.5
+            sends = (producer.send("t", b"x", timeout=timeout) for _each in range(5))
+            found = await asyncio.gather(*sends, return_exceptions=True)
+        assert {type(each) for each in found} < {NoTopicError, CoordinationError}
+
+    async def both() -> None:
+        await asyncio.gather(scenario(is_there=True), scenario(is_there=False))
+
+    asyncio.run(both())
+    assert sorted(each for each in caplog.messages if "sends wait" in each) == [
+        "sends wait, no broker serves the topic: topic=t",
+        "sends wait: topic=t error=cannot reach ZooKeeper (waited 2 s)",
+    ]
 
 
 def test_zookeeper_that_nobody_reaches_is_told_as_that() -> None:

@@ -89,8 +89,10 @@ async def main() -> None:
 """
 
 WRONG = """
-from metaq.client import Client
+import metaq.spark
+from metaq.client import Client, KafkaConsumer
 
+metaq.spark.load()
 with Client("127.0.0.1:2181", request_timeout_s="5") as client:
     with client.producer(linger=1) as producer:
         size: int = producer.send("test", "text")
@@ -140,6 +142,8 @@ def test_mistakes_of_a_user_are_found_by_the_type_checker(
     """The names are not just any names: their types are known."""
     found = check_types(WRONG)
     assert re.findall(r"\[([a-z-]+)\]$", found, re.MULTILINE) == [
+        "attr-defined",
+        "attr-defined",
         "arg-type",
         "call-arg",
         "assignment",

@@ -498,6 +498,9 @@ def test_any_value_is_taken_or_a_config_error(key: str, value: str) -> None:
     ("section", "meant"),
     [
         ("topik=orders", "topic=orders"),
+        ("topic:orders", "topic=orders"),
+        ("topic orders", "topic=orders"),
+        ("Topic : orders", "topic=orders"),
         ("topics=orders", "topic=orders"),
         ("Topic=orders", "topic=orders"),
         ("topic = orders", "topic=orders"),

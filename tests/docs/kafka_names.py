@@ -70,9 +70,10 @@ DEFAULTS = {
 OTHERS = {"servers", "hosts", "durable", "subject", "stream", "deliver_policy",
           "prefetch_count", "visibility_timeout", "ack_wait", "max_deliver",
           "dead_letter_exchange", "msg", "payload", "body", "tags",
+          "max_records", "num_messages",
           "delay", "deliver_at", "expires_in"}  # fmt: skip
-"""Names of NATS's clients, Redis's, RabbitMQ's and RocketMQ's; the last three are our
-own, where they do not belong."""
+"""Names of NATS's clients, Redis's, RabbitMQ's and RocketMQ's; two arguments of a
+poll of Kafka's; the last three are our own, where they do not belong."""
 
 
 def table() -> str:

@@ -1,6 +1,7 @@
 """Replicas of a set that begin, join, lead and follow: three brokers on one loop."""
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -78,8 +79,11 @@ def test_a_replica_that_is_not_in_the_record_is_not_let_in() -> None:
     run(scenario, are_started=False)
 
 
-def test_a_replica_that_is_removed_while_it_runs_rings() -> None:
-    """It takes part in nothing more; `/health` said that all was well."""
+def test_a_replica_that_is_removed_while_it_runs_rings(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It takes part in nothing more, and says so in `/health` and in its log."""
+    caplog.set_level(logging.INFO, logger="metaq.replication.node")
 
     async def scenario(rig: Replicas) -> None:
         await rig.in_sync(1, 2, 3)
@@ -107,6 +111,11 @@ def test_a_replica_that_is_removed_while_it_runs_rings() -> None:
         await soon(lambda: not find_problems(broker.control.status()))
 
     run(scenario)
+    said = [(each.levelname, each.message) for each in caplog.records]
+    said = [each for each in said if each[1].startswith("replica is frozen")]
+    assert [level for level, _text in said] == ["ERROR", "INFO"]
+    assert "run 'metaq replicas add" in said[0][1]
+    assert said[1][1].startswith("replica is frozen no more: ")
 
 
 def test_a_directory_with_logs_of_no_set_is_not_let_in() -> None:

@@ -31,7 +31,10 @@ def test_a_name_that_no_resolver_takes_is_refused(host: str) -> None:
         parse_servers(f"127.0.0.1:1,{host}:2181/root")
 
 
-@pytest.mark.parametrize("text", ["", "host:port", ":2181", "a:99999", "[::1:2181"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "host:port", ":2181", "a:99999", "[::1:2181", "zk://a:2181", "http://a"],
+)
 def test_a_connection_string_that_makes_no_sense_is_a_config_error(text: str) -> None:
     with pytest.raises(ConfigError, match=r"zk\.zkConnect"):
         parse_servers(text)

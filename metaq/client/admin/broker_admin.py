@@ -17,6 +17,7 @@ from typing import Final
 from metaq.client.cluster.broker_facts import read_closed
 from metaq.client.cluster.catalog import read_cluster, read_whole, recorded_addresses
 from metaq.client.cluster.context import ClientContext, ZooKeeperCall
+from metaq.client.cluster.metadata import NO_BROKERS
 from metaq.client.cluster.metadata_queries import LogQueries
 from metaq.client.consume.browse import (
     check_item,
@@ -240,7 +241,7 @@ class AsyncBrokerAdmin:
             found = await known_partitions(context, topic, deadline_s=deadline_s)
             if not found and topics is not None:
                 known = await known_topics(context, deadline_s=deadline_s)
-                raise nobody_serves(topic, known)
+                raise nobody_serves(topic, known, has_brokers=bool(snapshot.brokers))
             partitions += found
         addresses = {p.broker_id: context.address_of(p.broker_id) for p in partitions}
         asked = [p for p in partitions if with_logs and addresses[p.broker_id]]
@@ -314,16 +315,20 @@ def _describe_partition(
     )
 
 
-def nobody_serves(topic: str, known: Collection[str]) -> NoBrokerError:
+def nobody_serves(
+    topic: str, known: Collection[str], *, has_brokers: bool = True
+) -> NoBrokerError:
     """Return the error of a call about a topic without partitions.
 
     The topic may be among the known ones, because nodes outlive brokers.
     """
     others = sorted(set(known) - {topic})[:NAMES_SHOWN_MAX]
-    return NoBrokerError(
-        f"no broker serves topic '{topic}' at the moment; {near_topics(topic, known)};"
-        f" other topics are: {', '.join(others) or 'none'}"
+    hint = (
+        f"{near_topics(topic, known)}; other topics are: {', '.join(others) or 'none'}"
+        if has_brokers
+        else NO_BROKERS
     )
+    return NoBrokerError(f"no broker serves topic '{topic}' at the moment; {hint}")
 
 
 async def _brokers(

@@ -68,6 +68,11 @@ requested; at most `metadata_s`."""
 UNREACHABLE_S: Final = 2.0
 """Time without a connection after which a broker counts as away, in seconds."""
 
+NO_BROKERS: Final = (
+    "no broker is there: start one, or correct the address or root of ZooKeeper"
+)
+"""Cure where a cluster has no broker at all."""
+
 
 class Metadata(Protocol):
     """Source of cluster snapshots. Used on the client's loop.
@@ -170,12 +175,13 @@ class Metadata(Protocol):
         require_all_there(snapshot, [name])
         is_read = name in snapshot.gets
         text = "takes puts to" if is_read else "serves"
-        there = ", ".join(map(str, snapshot.brokers)) or "none"
         hint = "" if is_read else f"; {near_topics(name, known)}"
         kind = NoBrokerError if is_read else NoTopicError
+        brokers = ", ".join(map(str, snapshot.brokers))
+        there = f"ids of the brokers that are there: {brokers}{hint}"
         return kind(
-            f"no broker {text} topic '{name}' (waited {waited_s:.3g} s); ids of"
-            f" the brokers that are there: {there}{hint}"
+            f"no broker {text} topic '{name}' (waited {waited_s:.3g} s);"
+            f" {there if snapshot.brokers else NO_BROKERS}"
         )
 
     async def find_unread(self, exchange: str, *, deadline_s: float) -> str:

@@ -27,7 +27,7 @@ from metaq.client.offsets.commit_orders import Committable, read_committable
 from metaq.client.offsets.committer import CommitOrder
 from metaq.client.offsets.offset_reset import Goal, check_goal, find_goal
 from metaq.client.offsets.offset_store import ZooKeeperOffsets
-from metaq.client.options import check_callable
+from metaq.client.options import check_callable, names_arguments
 from metaq.client.produce.transaction_branch import TransactionParts
 from metaq.client.timeouts import within
 from metaq.client.validation import check_timeout, check_whole, wrong_type
@@ -132,6 +132,7 @@ class AsyncConsumer(ConsumerLife):
         with self.current_batch.taking():
             self.current_batch.hold(await self.fetch_buffer.take_async())
 
+    @names_arguments
     def batches(
         self,
         *,

@@ -355,6 +355,11 @@ class ConsumerLife:
         fetch_buffer, state = self.fetch_buffer, self._state
         problems = self._subscription.problems() + self._unserved.problems()
         problems += self._topics.problems()
+        if (
+            state is ConsumerState.RUNNING
+            and not self._context.metadata.snapshot.version
+        ):
+            problems.append("no broker has answered yet")
         if self._source.last_error is not None:
             problems.append(f"assignment: {self._source.last_error}")
         problems += self._source.problems()

@@ -30,7 +30,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from itertools import count
 from threading import Lock, get_ident
-from typing import Literal, Protocol, TypeVar
+from typing import Final, Literal, Protocol, TypeVar
 
 from metaq.client.cluster.context import ClientContext
 from metaq.client.cluster.scheduled import cancel_scheduled
@@ -63,6 +63,7 @@ from metaq.cluster_snapshot import ClusterSnapshot
 from metaq.errors import (
     ClosedError,
     ConfigError,
+    CoordinationError,
     MetaqError,
     NoBrokerError,
     RequestTimeoutError,
@@ -80,6 +81,9 @@ from metaq.record.flags import Headers
 from metaq.retry import wait_set
 
 _log = logging.getLogger(__name__)
+
+NOTICE_S: Final = 2.0
+"""A first send that waits for so long for its topic says so in the log."""
 
 T_co = TypeVar("T_co", covariant=True)
 T = TypeVar("T")
@@ -159,6 +163,7 @@ class AsyncProducer(ClosedByBlock):
             counters=ClientTransactionCounters(),
         )
         self._transaction_numbers = count()
+        self._silent_until_s = 0.0
         self.is_closed = False
         self._ended = asyncio.Event()
 
@@ -195,6 +200,7 @@ class AsyncProducer(ClosedByBlock):
         self._learn(topic, await self._find(topic, deadline_s))
 
     async def _find(self, topic: str, deadline_s: float) -> ClusterSnapshot:
+        notice = asyncio.get_running_loop().call_later(NOTICE_S, self._say_wait, topic)
         try:
             return await self._metadata.topic(
                 topic, deadline_s=deadline_s, takes_puts=True
@@ -206,6 +212,20 @@ class AsyncProducer(ClosedByBlock):
                 f"there is no exchange '{topic}' ('metaq exchanges list' shows those"
                 " there are, 'metaq exchanges create' makes one)"
             ) from error
+        finally:
+            notice.cancel()
+
+    def _say_wait(self, topic: str) -> None:
+        """Log, once for all who wait in these seconds, why sends take their time."""
+        if self._clock.monotonic_s() < self._silent_until_s:
+            return
+        self._silent_until_s = self._clock.monotonic_s() + NOTICE_S
+        try:
+            self._metadata.require_reachable(NOTICE_S)
+        except CoordinationError as error:
+            _log.warning("sends wait: topic=%s error=%s", topic, error)
+        else:
+            _log.warning("sends wait, no broker serves the topic: topic=%s", topic)
 
     def _learn(self, topic: str, snapshot: ClusterSnapshot) -> None:
         self.first_messages.publish(topic, snapshot.put_partitions(topic))

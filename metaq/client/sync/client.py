@@ -33,6 +33,7 @@ from metaq.client.options import (
     ClientOptions,
     ConsumerOptions,
     check_plain_function,
+    names_arguments,
 )
 from metaq.client.session import AsyncClient, context_of
 from metaq.client.sync.derived import (
@@ -404,6 +405,7 @@ class Consumer(SyncClosable[AsyncConsumer]):
         check_timeout(timeout)
         self._twin.current_batch.require_free_for(threading.current_thread())
 
+    @names_arguments
     def batches(
         self,
         *,
