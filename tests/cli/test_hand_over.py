@@ -115,7 +115,7 @@ def test_the_plan_is_shown_and_nothing_changes_without_a_yes(data: Path) -> None
     before = names(data)
     refused = run("hand-over", str(data))
     assert refused.exit_code == 2
-    assert "--yes means yes" in refused.stderr
+    assert "use --yes to confirm" in refused.stderr
     aside = data.with_name("data.handed-over")
     assert refused.stdout.splitlines() == [
         f"move {data / HOLDINGS_FILE} to {aside / HOLDINGS_FILE}",

@@ -14,7 +14,7 @@ def test_a_project_has_the_parameters_of_the_command(tmp_path: Path) -> None:
     words = ("--topic", "logs:#1", "--alerts", "alarms", "--zookeeper", "zk:2181/a")
     done = run("pipeline", "init", str(place), *words, "--timeout", "0.1")
     assert done.exit_code == 0
-    assert "it is unknown which topics are missing: no ZooKeeper" in done.output
+    assert "cannot find out which topics are missing: no ZooKeeper" in done.output
     found = sorted(str(p.relative_to(place)) for p in place.rglob("*") if p.is_file())
     assert found == [
         "README.md",
@@ -82,12 +82,12 @@ def test_topics_that_no_pipeline_can_have_are_refused(
         (("run", "/nowhere"), "does not exist"),
         (
             ("run", ".", "--full-refresh", "a", "--full-refresh-all"),
-            "--full-refresh-all leaves no table to name",
+            "--full-refresh and --full-refresh-all exclude",
         ),
         (("run", ".", "--every", "-1"), "--every"),
         (
             ("run", ".", "--master", "sc://host", "--conf", "a=b"),
-            "a server of Spark Connect has its own --conf",
+            "--conf and --spark-log have no effect",
         ),
     ],
 )
