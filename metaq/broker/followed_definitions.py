@@ -92,7 +92,9 @@ class FollowedDefinitions(Generic[F, D]):
         for name, each in found.items():
             if isinstance(each, str):
                 is_known = name in values and not values[name].is_deleted
-                effect = "what it was stays in effect" if is_known else "it is left out"
+                effect = (
+                    "the previous one stays in effect" if is_known else "it is left out"
+                )
                 problems.append(
                     f"definition of {self._kind} '{name}' cannot be read, and {effect}"
                     f" on this broker: {each}"

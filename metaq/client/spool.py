@@ -223,7 +223,7 @@ class Spool:
         try:
             self._file.replace(frames)
         except NoSpaceError as error:
-            _log.warning("spool not made smaller: %s", error)
+            _log.warning("spool not compacted: %s", error)
             return
         position = HEADER.size
         for number, place in self._places.items():

@@ -399,7 +399,7 @@ class ReplicaNode(Service):
         elif before is None or before.role is not self.replica.role:
             begun = self.replica
             facts = begun.role, begun.file.flag.value or "none", begun.record.revision
-            text = "replica has begun: replica=%d role=%s flag=%s revision=%d %s"
+            text = "replica started: replica=%d role=%s flag=%s revision=%d %s"
             _log.info(text, self.id, *facts, begun.reason)
 
     async def _show(self) -> None:
@@ -782,6 +782,6 @@ def _removal(replica: int, replicas: AbstractSet[int]) -> str:
     if replica in replicas:
         return ""
     return (
-        f"it is none of {sorted(replicas)}: stop it, or run 'metaq replicas add"
+        f"it is not one of {sorted(replicas)}: stop it, or run 'metaq replicas add"
         f" {replica}'"
     )

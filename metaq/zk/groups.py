@@ -75,8 +75,7 @@ def check_group_name(group: str) -> str:
     refused = sorted(GROUP_REFUSED.intersection(group))
     if refused:
         raise ConfigError(
-            f"group {group!r}: a name without {' '.join(map(repr, refused))} is"
-            " expected"
+            f"group {group!r}: expected a name without {' '.join(map(repr, refused))}"
         )
     return check_group_node(group)
 

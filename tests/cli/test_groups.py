@@ -286,7 +286,7 @@ def test_a_group_with_members_is_moved_by_force_alone(
             show_offsets(target, "busy", "", as_json=True)
         capsys.readouterr()
         reset(target, "busy", "test", "latest", (), FORCE)
-        assert "end them first" in capsys.readouterr().err
+        assert "stop them first" in capsys.readouterr().err
         show_offsets(target, "busy", "", as_json=True)
         assert rows(capsys)[0]["committed"] == 5 * RECORD_BYTES
 

@@ -365,7 +365,7 @@ def test_a_lost_record_is_made_again_from_the_copies(
     older = FIRST.at(6, "n6", leader=2)
     newest = older.at(7, "n7", leader=1, in_sync=frozenset({1, 2}))
     frozen(scene, facts(1, record=newest), facts(2, record=older))
-    with pytest.raises(ReplicaSetError, match=r"replicas \[3\] have not shown"):
+    with pytest.raises(ReplicaSetError, match=r"replicas \[3\] have not reported"):
         replicas.restore(scene.target, None, (), is_dry=False, is_sure=True)
     replicas.restore(scene.target, None, (3,), is_dry=True, is_sure=True)
     before = scene.zookeeper.tree().get(RECORD)
@@ -496,7 +496,7 @@ def test_a_set_is_made_from_the_data_of_one_broker(
     init(scene, path)
     assert scene.record == record
     other = write_settings(tmp_path, tmp_path / "empty", 2)
-    with pytest.raises(ReplicaSetError, match="a replica joins it by being started"):
+    with pytest.raises(ReplicaSetError, match="to join it, start a replica"):
         init(scene, other)
 
 
@@ -512,7 +512,9 @@ def test_a_broker_that_has_messages_that_wait_is_not_made_a_set(
 
     asyncio.run(schedule())
     path = write_settings(tmp_path, tmp_path / "data")
-    with pytest.raises(ReplicaSetError, match="wait for their time here, 1 of them"):
+    with pytest.raises(
+        ReplicaSetError, match="the data directory has 1 scheduled messages"
+    ):
         init(scene, path)
     assert RECORD not in scene.zookeeper.tree()
     assert read_set_file(SystemFileSystem(), tmp_path / "data") is None

@@ -169,8 +169,8 @@ class Metadata(Protocol):
         hint = "" if is_read else f"; {near_topics(name, known)}"
         kind = NoBrokerError if is_read else NoTopicError
         return kind(
-            f"no broker {text} topic '{name}' (waited {waited_s:.3g} s); ids of"
-            f" the brokers that are there: {there}{hint}"
+            f"no broker {text} topic '{name}' (waited {waited_s:.3g} s); ids of the"
+            f" brokers present: {there}{hint}"
         )
 
     async def find_unread(self, exchange: str, *, deadline_s: float) -> str:
@@ -465,7 +465,7 @@ class AddressMetadata(Service, SnapshotFeed, Metadata):
                 asked.is_there = False
                 if was_there or not asked.was_tried:  # once per absence
                     _log.warning(
-                        "broker gives no metadata: broker=%s error=%s",
+                        "broker did not report its metadata: broker=%s error=%s",
                         asked.address,
                         error,
                     )

@@ -79,7 +79,10 @@ def refuse_inside(hooks: "Hooks", what: str) -> None:
     """Raise ClientError in one of these hooks, which such a call would wait for."""
     call = _call_inside(hooks)
     if call is not None:
-        raise ClientError(f"{what}: not possible in {call.name}, which it waits for")
+        raise ClientError(
+            f"{what}: not possible in {call.name}, because it waits for {call.name} to"
+            " end"
+        )
 
 
 def commits_inside(hooks: "Hooks") -> bool:
