@@ -123,8 +123,8 @@ class FollowedDefinitions(Generic[F, D]):
             if self._generation_of(values[name]):
                 lost.append(name)
             problems.append(
-                f"definition of {self._kind} '{name}' is gone from ZooKeeper, and stays"
-                f" in effect on this broker: {self._advice}"
+                f"definition of {self._kind} '{name}' is missing in ZooKeeper and"
+                f" stays in effect on this broker: {self._advice}"
             )
         self.problems, self.lost = tuple(problems), tuple(lost)
         self.unread = unread

@@ -304,7 +304,7 @@ def test_a_broker_that_restarts_is_waited_for(cluster: Cluster, client: Client) 
     """It has no nodes for a moment, and a record that says that it will be back."""
     cluster.brokers[1].stop()
     wait_until(lambda: 1 not in parts_of(client).metadata.snapshot.brokers)
-    with pytest.raises(NoBrokerError, match=r"broker 1 cannot .*, it is not there"):
+    with pytest.raises(NoBrokerError, match=r"broker 1 cannot .*, because it is away"):
         client.admin().create_topic("new", partitions=1, brokers=[1], timeout=2)
     with ThreadPoolExecutor(1) as pool:
         making = pool.submit(
@@ -328,7 +328,7 @@ def test_time_that_ends_in_a_look_tells_what_the_one_before_saw(
             raise CoordinationTimeoutError("no time was left")
 
     cluster.zookeeper.before["children"] = end_in_the_second_look
-    with pytest.raises(NoBrokerError, match=r"broker 1 cannot .*, it is not there"):
+    with pytest.raises(NoBrokerError, match=r"broker 1 cannot .*, because it is away"):
         client.admin().create_topic("new", partitions=1, brokers=[1], timeout=30)
 
 
@@ -435,7 +435,7 @@ def test_zookeeper_counts_no_partitions_of_a_deleted_topic(
     send(client, "orders", b"b", partition="0-1")
     wait_until(lambda: count(0) == 3)
     cluster.brokers[1].stop()
-    delete_but_for(admin, "orders", "still: 1 (not there)")
+    delete_but_for(admin, "orders", "still have it: 1 (away)")
     wait_until(lambda: count(0) == 1)
 
 
@@ -458,8 +458,8 @@ def test_a_broker_that_is_away_does_its_part_when_it_comes_back(
     admin.create_topic("orders", partitions=1)
     send(client, "orders", b"a", partition="1-0")
     cluster.brokers[1].stop()
-    delete_but_for(admin, "orders", "still: 1 (not there)")
-    with pytest.raises(TopicExistsError, match=r"being deleted, .*: 1 \(not there\)"):
+    delete_but_for(admin, "orders", "still have it: 1 (away)")
+    with pytest.raises(TopicExistsError, match=r"being deleted, .*: 1 \(away\)"):
         admin.create_topic("orders", partitions=1)
     with pytest.raises(ClientError, match=r"'orders' is being deleted"):
         admin.alter_topic("orders", partitions=2)
@@ -484,7 +484,7 @@ def test_a_deletion_does_not_wait_for_a_broker_that_is_forgotten(
         with pytest.raises(BrokerRegisteredError, match="broker 1 is registered at"):
             admin.forget_broker(1)
         cluster.brokers[1].stop()
-        delete_but_for(admin, "orders", "still: 1 (not there)")
+        delete_but_for(admin, "orders", "still have it: 1 (away)")
         wait_until(lambda: [b.is_present for b in admin.brokers()] == [True, False])
         assert admin.forget_broker(1).broker_id == 1
         wait_until(lambda: "orders" not in cluster.names("/catalog/topics"))
@@ -573,7 +573,7 @@ def test_a_definition_that_is_gone_stays_in_effect_with_an_alarm(
     send(client, "orders", b"x")
     cluster.zookeeper.remove("/meta/catalog/topics/orders")
     wait_until(cluster.problems)
-    assert "is gone from ZooKeeper" in cluster.problems()[0]
+    assert "is missing in ZooKeeper" in cluster.problems()[0]
     assert [m.data for m in client.browse("orders")] == [b"x"]
     found = admin.alter_topic("orders", settings=MORE)
     assert found.definition is not None

@@ -55,7 +55,7 @@ def test_what_an_archive_has_lost_is_lost(
     Path(path, place[tp(0), False].path).write_bytes(b"PAR1 no more")
     with pytest.raises(ArchiveError, match=place[tp(0), False].path):
         audited()
-    with pytest.raises(NoBrokerError, match="no broker has topic 'lgos'; topics with"):
+    with pytest.raises(NoBrokerError, match="no broker has topic 'lgos'; similar"):
         audit_archive(spark, str(path), wire, ["lgos"])
     with pytest.raises(
         ArchiveError, match=r"the archive has no topic 'copy'; its .*: logs$"
