@@ -273,7 +273,7 @@ class Service:
                 self._stop_timeout_s,
             )
             # asyncio's error has no text, and owners show the text to users.
-            text = f"{name} took longer to stop than {self._stop_timeout_s} s allow"
+            text = f"{name} took longer than {self._stop_timeout_s} s to stop"
             failure = TimeoutError(text)
             failure.__cause__ = error
             self._note_failure(failure)

@@ -205,8 +205,8 @@ class LoopThread:
         """
         if self._is_forked:
             raise ClosedError(
-                f"this client was made before a fork: process {os.getpid()} needs a"
-                " client of its own"
+                f"this client was created before a fork: process {os.getpid()} needs"
+                " its own client"
             )
 
     def describe(self, twin: object) -> str:

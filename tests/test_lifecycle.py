@@ -303,7 +303,7 @@ def test_stop_is_bounded_and_still_releases_the_rest(
         await service.stop()
         assert asyncio.get_running_loop().time() - before < 10
         assert service.state is State.FAILED
-        assert str(service.failure).startswith("top.stubborn took longer to stop than")
+        assert str(service.failure).startswith("top.stubborn took longer than")
         names = {task.get_name() for task in asyncio.all_tasks()}
         assert "top.polite" not in names
         release.set()

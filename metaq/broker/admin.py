@@ -128,7 +128,8 @@ class AdminServer(Service):
         except (OSError, StorageError) as error:
             sock.close()
             raise AdminError(
-                f"administration socket cannot be made: path={self.path} error={error}"
+                f"administration socket cannot be created: path={self.path}"
+                f" error={error}"
             ) from error
         except AdminError:
             sock.close()
@@ -140,7 +141,10 @@ class AdminServer(Service):
         if not self._fs.exists(self.path):
             return
         if not self.path.is_socket():
-            raise AdminError(f"there is a file in the way of the socket: {self.path}")
+            raise AdminError(
+                "the administration socket cannot replace a file that is not a socket:"
+                f" {self.path}"
+            )
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             probe.setblocking(False)
             try:
@@ -232,9 +236,9 @@ def _parse_request(line: bytes) -> Figures:
     try:
         request = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise AdminError("the request is no JSON") from error
+        raise AdminError("the request is not JSON") from error
     if not isinstance(request, dict):
-        raise AdminError("the request is no JSON object")
+        raise AdminError("the request is not a JSON object")
     return request
 
 

@@ -107,7 +107,8 @@ def call_admin(
             ) from error
         except OSError as error:
             raise AdminError(
-                f"the broker at {data_path} went away: {error.strerror}"
+                f"the connection to the broker at {data_path} was lost:"
+                f" {error.strerror}"
             ) from error
     return _read_answer(answer, data_path)
 
@@ -118,7 +119,9 @@ def _connect(sock: socket.socket, data_path: Path, timeout_s: float) -> None:
         with short_address(SystemFileSystem(), data_path / SOCKET_NAME) as address:
             sock.connect(address)
     except (FileNotFoundError, ConnectionRefusedError, StorageError) as error:
-        raise AdminError(f"no broker runs on the data directory {data_path}") from error
+        raise AdminError(
+            f"no broker is running on the data directory {data_path}"
+        ) from error
     except PermissionError as error:
         raise AdminError(
             f"the broker at {data_path} belongs to another user"
@@ -156,8 +159,8 @@ def _read_answer(answer: bytes, data_path: Path) -> dict[str, object]:
         reply = None
     if not isinstance(reply, dict) or "ok" not in reply:
         raise AdminError(
-            f"what listens at {data_path / SOCKET_NAME} is no broker,"
-            f" or it was stopped before it answered"
+            f"the process that listens at {data_path / SOCKET_NAME} is not a broker,"
+            " or stopped before it answered"
         )
     if reply.pop("ok") is not True:
         raise AdminError(str(reply.get("error", "the broker refused")))

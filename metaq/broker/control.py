@@ -188,7 +188,7 @@ class Control:
         path = self.context.config.path
         if not path:
             raise AdminError("this broker was started without a configuration file")
-        late = f"the disk does not give the configuration: file={path}"
+        late = f"the configuration file was not read in time: file={path}"
         if self._reading is not None and not self._reading.done():
             raise AdminError(f"{late}, an earlier reload still waits for it")
         self._reading = self._reader.submit(

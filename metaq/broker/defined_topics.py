@@ -175,8 +175,9 @@ def _decide_gone(
     for key, text in definition.settings.items():
         words += ["--set", f"{key}={text}"]
     problem = (
-        f"definition of topic '{topic}' is gone from ZooKeeper, and stays in effect on"
-        f" this broker: delete the topic, or write it again: {shlex.join(words)}"
+        f"definition of topic '{topic}' is missing in ZooKeeper and stays in effect on"
+        " this broker: delete the topic, or restore the definition:"
+        f" {shlex.join(words)}"
     )
     return _Decision(definition, None, problem)
 

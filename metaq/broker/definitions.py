@@ -110,8 +110,7 @@ class Definitions(Service):
         self._copied: Mapping[str, TopicDefinition] | None = None
         self._groups = FollowedDefinitions[bytes, QueueGroupDefinition](
             "queue group",
-            "its next worker writes it again; to be rid of the group, delete it after"
-            " that",
+            "its next worker writes it again; to delete the group, wait for that first",
             self._path.with_name(GROUPS_COPY_NAME),
             encode_group,
             _decode_group,
@@ -488,7 +487,7 @@ class Definitions(Service):
             _log.info("topic deleted: topic=%s", topic)
             return
         if self._held_up.get(topic) != str(error):
-            _log.error("deletion held up: topic=%s error=%s", topic, error)
+            _log.error("deletion delayed: topic=%s error=%s", topic, error)
         self._held_up[topic] = str(error)
 
     # -- ZooKeeper --------------------------------------------------------------------

@@ -573,8 +573,8 @@ class DelayService(Service):
             cancelled_count=self._cancelled_count,
             late_ms=self._late_ms,
             problems=tuple(self._problems()),
-            clock_problem=f"the clock has jumped by {lead_ms} ms: delayed messages go"
-            " by the time before"
+            clock_problem=f"the clock has jumped by {lead_ms} ms: delayed messages"
+            " follow the time before the jump"
             if lead_ms
             else "",
         )

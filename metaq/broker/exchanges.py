@@ -90,7 +90,7 @@ def _refusal(
     name: str, definition: ExchangeDefinition, taken: Collection[str], count: int
 ) -> str:
     if is_internal(name):
-        return "names that begin with '__' are the broker's own"
+        return "names that begin with '__' are reserved for brokers"
     if name in taken:
         return "a topic has that name; delete one of the two"
     if count > BINDINGS_ALL_MAX:

@@ -92,7 +92,9 @@ class FollowedDefinitions(Generic[F, D]):
         for name, each in found.items():
             if isinstance(each, str):
                 is_known = name in values and not values[name].is_deleted
-                effect = "what it was stays in effect" if is_known else "it is left out"
+                effect = (
+                    "the previous one stays in effect" if is_known else "it is left out"
+                )
                 problems.append(
                     f"definition of {self._kind} '{name}' cannot be read, and {effect}"
                     f" on this broker: {each}"
@@ -121,8 +123,8 @@ class FollowedDefinitions(Generic[F, D]):
             if self._generation_of(values[name]):
                 lost.append(name)
             problems.append(
-                f"definition of {self._kind} '{name}' is gone from ZooKeeper, and stays"
-                f" in effect on this broker: {self._advice}"
+                f"definition of {self._kind} '{name}' is missing in ZooKeeper and"
+                f" stays in effect on this broker: {self._advice}"
             )
         self.problems, self.lost = tuple(problems), tuple(lost)
         self.unread = unread

@@ -124,21 +124,21 @@ def _find_problem(fs: FileSystem, directory: Path) -> str:
     journal = Path(record.journal)
     if not fs.is_directory(journal):
         return (
-            f"the journal of transactions is not at {journal} any more: start the"
-            " broker with its dataLogPath, and stop it"
+            f"the transaction journal is no longer at {journal}: start the broker with"
+            " its dataLogPath, and stop it"
         )
     replay = read_journal(fs, journal, journal_numbers(fs, journal))
     if any(map(_has_internal_puts, replay.commits)):
         return (
-            "messages with a time or of queue groups are in the journal: start the"
+            "the journal has scheduled messages or messages of queue groups: start the"
             " broker, and stop it with SIGTERM"
         )
     keys = [each.key for each in replay.prepared() if _has_internal_puts(each)]
     if not keys:
         return ""
     return (
-        "prepared transactions have messages with a time, which a Java broker would"
-        f" put into a topic: start the broker and end them: {', '.join(keys)}"
+        "prepared transactions have scheduled messages, which a Java broker would put"
+        f" into a topic: start the broker and end them: {', '.join(keys)}"
     )
 
 
@@ -180,8 +180,8 @@ def take_back(fs: FileSystem, directory: Path) -> tuple[str, ...]:
     for name in names:
         if fs.exists(directory / name) and name not in KEPT:
             raise StorageError(
-                f"a broker has made {directory / name} since the hand-over: remove it,"
-                f" or {aside / name}"
+                f"a broker has created {directory / name} since the hand-over: remove"
+                f" it, or {aside / name}"
             )
         if fs.exists(directory / name):
             before, now = (
@@ -189,7 +189,7 @@ def take_back(fs: FileSystem, directory: Path) -> tuple[str, ...]:
             )
             if before != now:
                 raise StorageError(
-                    f"a broker has made {directory / name} since the hand-over, and"
+                    f"a broker has created {directory / name} since the hand-over, and"
                     f" {aside / name} differs: remove one of them"
                 )
     for name in names:

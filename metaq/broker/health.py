@@ -152,8 +152,8 @@ def _judge(status: BrokerStatus) -> Iterator[tuple[Alarm, str]]:
         yield from _judge_damage(log)
         if log.held_bytes:
             text = (
-                f"{log.log_id} takes no puts, and shows nothing of its last"
-                f" {log.held_bytes} bytes: the rest of a commit is missing"
+                f"{log.log_id} takes no puts, and its last {log.held_bytes} bytes"
+                " cannot be read: the rest of a committed transaction is missing"
             )
             yield Alarm.TRANSACTIONS_STUCK, text
     yield from _judge_registration(status)
@@ -163,7 +163,11 @@ def _judge(status: BrokerStatus) -> Iterator[tuple[Alarm, str]]:
         yield Alarm.LOOPBACK_ADVERTISED, status.host_problem
     listener = status.listener
     if listener.open_count >= status.connection_count_max:
-        yield Alarm.CONNECTIONS_FULL, f"{listener.open_count} connections are open"
+        text = (
+            f"{listener.open_count} connections are open, the maximum is"
+            f" {status.connection_count_max}"
+        )
+        yield Alarm.CONNECTIONS_FULL, text
     elif listener.problem:
         yield Alarm.CONNECTIONS_FULL, listener.problem
     for topic, partitions in status.closed_partitions.items():
@@ -182,9 +186,9 @@ def _judge(status: BrokerStatus) -> Iterator[tuple[Alarm, str]]:
         if status.transactions.is_unread and status.queue_groups:
             groups = ", ".join(sorted({f"'{g.group}'" for g in status.queue_groups}))
             text = (
-                f"the start could not read the journal: queue groups {groups} may"
-                " deliver again what was acked in a transaction that was being"
-                " committed"
+                "the transaction journal could not be read at the start: queue groups"
+                f" {groups} may again deliver messages that were acked in a"
+                " transaction"
             )
             yield Alarm.TRANSACTION_JOURNAL, text
     for problem in status.queue_problems:
@@ -195,7 +199,9 @@ def _judge(status: BrokerStatus) -> Iterator[tuple[Alarm, str]]:
         for text in group.lost:
             yield Alarm.QUEUE_LOST_TO_RETENTION, text
     for name in status.groups_both_ways:
-        text = f"'{name}' is a queue group, and consumers of a log group have its name"
+        text = (
+            f"queue group '{name}' has the same name as a consumer group with members"
+        )
         yield Alarm.GROUP_USED_BOTH_WAYS, text
     if status.delays is not None:
         for problem in status.delays.problems:
@@ -218,7 +224,7 @@ def _judge_directory(directory: DirectoryStatus) -> Iterator[tuple[Alarm, str]]:
         yield Alarm.DIRECTORY_OFFLINE, text
     elif directory.is_low_on_space:
         free_bytes = max(directory.free_bytes, 0)
-        text = f"{directory.path} refuses puts, it has {free_bytes} bytes free"
+        text = f"{directory.path} refuses puts: it has {free_bytes} bytes free"
         yield Alarm.LOW_SPACE, text
 
 
@@ -240,7 +246,10 @@ def _judge_transactions(
     elif transactions.is_silent:
         yield Alarm.TRANSACTIONS_SILENT, "the transaction journal does not answer"
     if transactions.stuck_count:
-        text = f"{transactions.stuck_count} committed and not in all partitions"
+        text = (
+            "committed transactions that are not in all of their partitions yet:"
+            f" {transactions.stuck_count}"
+        )
         yield Alarm.TRANSACTIONS_STUCK, text
     oldest_ms = transactions.oldest_in_doubt_ms
     if alarm_ms and oldest_ms > alarm_ms:
@@ -267,12 +276,15 @@ def _judge_replica(replica: ReplicaStatus) -> Iterator[tuple[Alarm, str]]:
         text = f"replica {replica.replica} waits for space: {replica.lack_of_space}"
         yield Alarm.LOW_SPACE, text
     if replica.is_incomplete:
-        text = f"replica {replica.replica} lacks bytes, and counts for nothing"
+        text = (
+            f"replica {replica.replica} lacks data and is not in sync: it copies all"
+            " data from the leader"
+        )
         yield Alarm.REPLICA_INCOMPLETE, text
     if replica.differing:
         yield Alarm.REPLICAS_DIFFER, f"copies differ: {replica.differing}"
     if replica.leaderless_s > LEADERLESS_S:
-        text = f"no replica leads the set for {replica.leaderless_s:.0f} s"
+        text = f"no replica has led the set for {replica.leaderless_s:.0f} s"
         yield Alarm.SET_LEADERLESS, text
     if replica.refusal:
         yield Alarm.TOO_FEW_REPLICAS, f"puts are refused: {replica.refusal}"

@@ -185,7 +185,7 @@ class Housekeeping(Service):
         if error is None:
             if before:
                 _log.info(
-                    "job works again: job=%s failures=%d",
+                    "job succeeded again: job=%s failures=%d",
                     entry.job.name,
                     entry.status.failure_count,
                 )

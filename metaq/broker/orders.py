@@ -113,11 +113,11 @@ async def _skip_damage(control: Control, request: Figures) -> Figures:
     if not isinstance(topic, str) or not isinstance(group, str):
         raise AdminError("'topic' or 'group' is missing")
     if type(partition) is not int:
-        raise AdminError("'partition' is a whole number")
+        raise AdminError("'partition': expected a whole number")
     if type(start) is int and type(end) is int:
         agreed = start, end
     elif start is not None or end is not None:
-        raise AdminError("'start' and 'end' are whole numbers, or neither is there")
+        raise AdminError("'start' and 'end': expected two whole numbers, or neither")
     if queues is None:
         raise AdminError("this broker has no queue groups")
     return await queues.skip_damage(topic, group, partition, agreed)
@@ -135,7 +135,7 @@ def _read_partitions(request: Figures) -> tuple[str, int, int | None]:
         raise AdminError("'topic' is missing")
     # A JSON true is an int in Python, hence the comparison of types.
     if type(start) is not int or not (end is None or type(end) is int):
-        raise AdminError("'start' and 'end' are whole numbers")
+        raise AdminError("'start' and 'end': expected whole numbers")
     if start < 0 or (end is not None and end < start):
         raise AdminError(f"expected 0 <= start <= end, got {start} and {end}")
     return topic, start, end

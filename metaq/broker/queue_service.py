@@ -133,7 +133,7 @@ class QueueService(Service):
         while True:
             calm_s = RELOAD.max_s if self._failures else None
             if not await wait_set(self._load_due, calm_s):
-                _log.info("queue groups are served again: partition=%s", QUEUES)
+                _log.info("queue groups served again: partition=%s", QUEUES)
                 self._failures = 0
                 continue
             self._load_due.clear()
@@ -261,7 +261,7 @@ class QueueService(Service):
     def _note_away(self, error: MetaqError) -> None:
         """Record a failure and have `__queues` read again after a delay."""
         if not self._failures:
-            _log.error("queue groups are away: partition=%s error=%s", QUEUES, error)
+            _log.error("queue groups not served: partition=%s error=%s", QUEUES, error)
         self._failure = str(error)
         self._failures += 1
         self._load_due.set()
@@ -364,7 +364,7 @@ class QueueService(Service):
             if end is None or snapshot.end <= end:
                 continue
             _log.warning(
-                "queue group goes on at the end of a log that was set back:"
+                "queue group continues at the end of a log that has become shorter:"
                 " partition=%s group=%s end=%d known=%d",
                 log_id,
                 name.group,

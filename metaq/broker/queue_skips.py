@@ -61,8 +61,8 @@ async def skip_damage(
     if agreed is not None:
         if agreed != (skip.start, skip.end):
             raise AdminError(
-                f"{queue} is at damage from {skip.start} to {skip.end} by now,"
-                f" got {agreed[0]} to {agreed[1]}: nothing was passed over"
+                f"{queue}: the damage is now from {skip.start} to {skip.end}, got"
+                f" {agreed[0]} to {agreed[1]}: nothing was skipped"
             )
         await _pass_over(service, queue, skip)
     return asdict(skip)
@@ -78,11 +78,12 @@ def _find(context: BrokerContext, queue: ServedQueue) -> Skip:
             continue
         if context.replica is not None and damage not in log.lost:
             raise AdminError(
-                f"{queue}: another replica may have what is damaged from"
-                f" {start} to {end}; where none has, the alarm is log_lost"
+                f"{queue}: another replica may have the damaged bytes from {start} to"
+                f" {end}: wait until they are mended, or until alarm log_lost reports"
+                " that no replica has them"
             )
         return Skip(start, Offset(end), count, str(damage.path), damage.detail)
-    raise AdminError(f"{queue} is at no damage")
+    raise AdminError(f"{queue}: there is no damage to skip")
 
 
 async def _pass_over(service: QueueOwner, queue: ServedQueue, skip: Skip) -> None:
@@ -91,8 +92,8 @@ async def _pass_over(service: QueueOwner, queue: ServedQueue, skip: Skip) -> Non
     if error is not None:
         raise error
     _log.warning(
-        "queue group passes over damage by command: group=%s partition=%s start=%d"
-        " end=%d open=%d file=%s",
+        "queue group skips damage by command: group=%s partition=%s start=%d end=%d"
+        " open=%d file=%s",
         queue.name.group,
         queue.log.log_id,
         skip.start,

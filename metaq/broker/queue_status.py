@@ -87,8 +87,8 @@ def status_of(group: QueueGroup, places: Iterable[Place], now: Now) -> QueueGrou
         skipped_bytes=sum(queue.state.skipped_bytes for queue in queues),
         full=tuple(_full(queue) for queue in queues if not queue.state.has_room),
         lost=tuple(
-            f"{queue}: retention took {queue.lost_count} open messages, and"
-            f" {queue.state.lost_bytes} bytes that were not looked at"
+            f"{queue}: retention deleted {queue.lost_count} open messages, and"
+            f" {queue.state.lost_bytes} bytes that were not read yet"
             for queue in queues
             if queue.lost_ms and now.mono_ms - queue.lost_ms < LOSS_SHOWN_MS
         ),
@@ -114,8 +114,8 @@ def _full(queue: ServedQueue) -> str:
     state = queue.state
     of_all = "" if state.is_full else f" of {state.bound.count} on this broker"
     text = (
-        f"{queue}: {state.open_count} messages are open{of_all}, and no other"
-        " is given out before one of them is settled"
+        f"{queue}: {state.open_count} messages are open{of_all}: no other is delivered"
+        " until one of them is settled"
     )
     holders = state.leases.holders()
     if holders:

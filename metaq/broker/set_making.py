@@ -43,9 +43,9 @@ def find_unfinished(fs: FileSystem, paths: Sequence[Path]) -> str:
     """
     if (count := _count_waiting(fs, paths)) > 0:
         return (
-            f"messages wait for their time here, {count} of them, and a set delivers"
-            " none: start the broker without [replication], and wait until 'metaq"
-            " scheduled list' shows none, or take them back with 'metaq scheduled"
+            f"the data directory has {count} scheduled messages, which a replica set"
+            " does not deliver: start the broker without [replication], and wait until"
+            " 'metaq scheduled list' shows none, or cancel them with 'metaq scheduled"
             " cancel'"
         )
     for path in paths:
@@ -59,9 +59,9 @@ def find_unfinished(fs: FileSystem, paths: Sequence[Path]) -> str:
         keys = [each.key for each in (*replay.commits, *replay.prepared())]
         if keys:
             return (
-                f"transactions are not finished here, and a set takes none: start the"
-                " broker without [replication], end them, and stop it with SIGTERM:"
-                f" {', '.join(keys)}"
+                "the data directory has unfinished transactions, which a replica set"
+                " does not support: start the broker without [replication], end them,"
+                f" and stop it with SIGTERM: {', '.join(keys)}"
             )
     return ""
 

@@ -50,8 +50,9 @@ from metaq.zk.session import Coordinator
         callback=lambda _context, _option, path: (
             None if path is None else load_config(str(path), read_bytes)
         ),
-        help="Settings of the broker: shows what its other data directories and"
-        " ZooKeeper know of this one, and accepts a new disk.",
+        help="Configuration file of the broker: also show what its other data"
+        " directories and ZooKeeper record about DIRECTORY; required to accept a new"
+        " disk.",
     ),
     examples=(
         "metaq accept-loss /var/lib/metaq",
@@ -65,12 +66,12 @@ def accept_loss(
     is_sure: bool,
     new_coordinator: Callable[[Clock], Coordinator] | None = None,
 ) -> None:
-    """Let a broker start on less than it had, for good.
+    """Accept missing data for good, so that the broker can start.
 
-    For a broker that refuses to start, or stopped a partition, because the data
-    directory DIRECTORY contains less than it did: when a disk is not mounted, mount it
-    instead. Prints what is missing and asks; the next start accepts what is there, and
-    later ones compare with that. The broker must not be running.
+    For a broker that refuses to start, or has stopped a partition, because the data
+    directory DIRECTORY contains less than before. If a disk is not mounted, mount it
+    instead. Prints what is missing and asks for confirmation; the next start accepts
+    the present contents as complete. The broker must not be running.
     """
     fs = SystemFileSystem()
     path = directory if config is None else _configured(directory, config)
@@ -81,7 +82,8 @@ def accept_loss(
     ]
     if config is None and not list_segments(fs, (directory / name for name in names)):
         # A broker started without its disk leaves a lock file in the mount point.
-        advice = "; a new disk of a broker is accepted with --config, its settings"
+        advice = "; to accept a new disk, name the broker's configuration with"
+        " --config"
         require_data_directory(fs, directory, advice)
     lock = fs.lock_directory(directory)
     try:
@@ -98,17 +100,17 @@ def accept_loss(
         _show(fs, directory, record, names, claims, journal)
         if config is None:
             click.echo(
-                "what its broker's other data directories and ZooKeeper know beyond"
-                " that is shown with --config"
+                "use --config to also show what the broker's other data directories"
+                " and ZooKeeper record about it"
             )
-        question = "Accept what is there as all that there is, at the next start?"
+        question = "Accept the present contents as complete at the next start?"
         if not is_sure:
             click.confirm(question, abort=True)
         record = record or Holdings(identity="", written_ms=Millis(0))
         write_holdings(fs, directory, replace(record, is_accepted=True, refused_by={}))
     finally:
         lock.release()
-    click.echo("accepted, once: start the broker")
+    click.echo("accepted for the next start only: start the broker")
 
 
 def _show(
@@ -139,12 +141,12 @@ def _show(
             click.echo(f"{name}: {loss.detail}")
         click.echo(
             f"{directory}: expected {len(record.partitions)} partitions,"
-            f" {len(losses)} of them hold less"
+            f" {len(losses)} of them have less than recorded"
         )
     if fault:
         click.echo(fault)
     elif record is None:
-        click.echo(f"{directory}: {len(names)} partitions, and no record of others")
+        click.echo(f"{directory}: {len(names)} partitions, no record of others")
 
 
 def _configured(directory: Path, config: BrokerConfig) -> Path:
@@ -180,7 +182,7 @@ def _ask_zookeeper(
         return witness_of(node), asyncio.run(ask())
     except CoordinationError as error:
         render.say(
-            f"ZooKeeper at {zookeeper.connect} does not answer, and what it knows is"
-            f" not shown: {error}"
+            f"ZooKeeper at {zookeeper.connect} does not answer, its records are not"
+            f" shown: {error}"
         )
         return witness_of(node), {}

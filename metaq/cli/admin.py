@@ -28,10 +28,10 @@ def ask(data_dir: Path, order: str, **fields: object) -> dict[str, Any]:
 
 @command("reload", examples=("metaq reload", "metaq reload --config config/server.ini"))
 def reload(data_dir: Path, *, as_json: bool) -> None:
-    """Let a broker on this machine read its configuration again.
+    """Reload the configuration of a broker on this machine.
 
-    Prints which broker it was and what changed. A file with an error changes nothing,
-    and the error is printed.
+    Prints the broker and what has changed. If the file has an error, prints the error
+    and changes nothing.
     """
     reply = ask(data_dir, "reload")
     if as_json:
@@ -46,10 +46,10 @@ def reload(data_dir: Path, *, as_json: bool) -> None:
     click.echo(f"{broker}, data directory {reply['data_dir']}")
     click.echo("reloaded: " + ("; ".join(changes) or "no topic changed"))
     for difference in reply["needs_restart"]:
-        click.echo(f"takes a restart: {difference}")
+        click.echo(f"requires a restart: {difference}")
 
 
-group("partitions", "Close partitions to puts and gets, or open them again.")
+group("partitions", "Close partitions to puts and gets, or reopen them.")
 
 
 def parse_span(text: str) -> Span:
@@ -81,10 +81,10 @@ span_argument = click.argument(
     examples=("metaq partitions close test", "metaq partitions close test 0-3"),
 )
 def close_partitions(topic: str, span: Span, data_dir: Path) -> None:
-    """Refuse puts and gets of TOPIC, or of some partitions.
+    """Close partitions of TOPIC: the broker refuses their puts and gets.
 
-    RANGE is a number or FIRST-LAST. Lasts until the partitions are opened or the broker
-    restarts.
+    RANGE is a partition number or FIRST-LAST; the default is all partitions. They stay
+    closed until they are reopened or the broker restarts.
     """
     _move("close_partitions", topic, span, data_dir)
 
@@ -96,9 +96,9 @@ def close_partitions(topic: str, span: Span, data_dir: Path) -> None:
     examples=("metaq partitions open test", "metaq partitions open test 2"),
 )
 def open_partitions(topic: str, span: Span, data_dir: Path) -> None:
-    """Take puts and gets of TOPIC again.
+    """Reopen closed partitions of TOPIC.
 
-    All of it or RANGE, a number or FIRST-LAST.
+    RANGE is a partition number or FIRST-LAST; the default is all partitions.
     """
     _move("open_partitions", topic, span, data_dir)
 

@@ -33,17 +33,17 @@ DIGITS: Final = 4
 """Significant digits of figures; figures with more digits have no decimals."""
 
 
-group("bench", "Measure what the cluster does for this client, right now.")
+group("bench", "Measure throughput and latency of the cluster from this client.")
 
 
-topic_option = click.option("--topic", required=True, help="Topic to measure.")
+topic_option = click.option("--topic", required=True, help="Topic to use.")
 size_option = click.option(
     "--size",
     "size_bytes",
     type=click.IntRange(0, 1024 * 1024),
     default=128,
     show_default=True,
-    help="Bytes of a message; `latency` takes at least 24.",
+    help="Message size in bytes; `latency` sends at least 24.",
 )
 
 Figures = list[tuple[str, float, str]]
@@ -60,7 +60,7 @@ Figures = list[tuple[str, float, str]]
 def bench_produce(
     target: Target, topic: str, *, count: int, size_bytes: int, as_json: bool
 ) -> None:
-    """Put messages to a topic: rates, and the times of lists.
+    """Send messages to a topic; print throughput and latency of batches.
 
     The messages stay in the topic.
     """
@@ -94,7 +94,7 @@ def bench_produce(
     examples=("metaq bench consume --topic test --count 1000000",),
 )
 def bench_consume(target: Target, topic: str, *, count: int, as_json: bool) -> None:
-    """Read a topic from its start, without a group: rates."""
+    """Read a topic from its start, without a group; print throughput."""
     read_count = size_bytes = 0
     found = find_topic(target, topic, (), kind="gets")
     with found.target.client() as client:
@@ -107,8 +107,8 @@ def bench_consume(target: Target, topic: str, *, count: int, as_json: bool) -> N
                     many = _next(consumer, count - read_count, target.timeout_s)
                 except RequestTimeoutError as error:
                     raise RequestTimeoutError(
-                        f"{error}; {read_count:,} of {count:,} were there: ask for"
-                        " fewer with --count"
+                        f"{error}; the topic has {read_count:,} of {count:,} messages:"
+                        " use a smaller --count"
                     ) from None
                 read_count += len(many)
                 size_bytes += sum(len(message.data) for message in many)
@@ -126,17 +126,18 @@ def bench_consume(target: Target, topic: str, *, count: int, as_json: bool) -> N
         type=click.IntRange(1),
         default=1000,
         show_default=True,
-        help="Messages per second.",
+        help="Messages to send per second.",
     ),
     examples=("metaq bench latency --topic test --rate 5000 --count 50000",),
 )
 def bench_latency(
     target: Target, topic: str, *, count: int, size_bytes: int, rate: int, as_json: bool
 ) -> None:
-    """Send at a steady rate to a waiting consumer: percentiles.
+    """Send at a constant rate to a waiting consumer; print latency percentiles.
 
-    Each time is that from when a message was due until a consumer has it, so that a
-    late one makes no other late in the figures. The messages stay in the topic.
+    Latency is measured from the time when a message was due to be sent until the
+    consumer has it, so that the delay of a slow message counts for those that it held
+    up, too. The messages stay in the topic.
     """
     run, latencies_s, is_over = os.urandom(16), list[float](), threading.Event()
     body = os.urandom(max(0, size_bytes - STAMP.size))
@@ -201,7 +202,7 @@ def _reading(client: Client, found: Found, start: Start) -> Consumer:
 def _next(consumer: Consumer, count: int, timeout_s: float) -> Sequence[Message]:
     many = consumer.receive_many(max(1, count), timeout_s)
     if not many:
-        raise RequestTimeoutError(f"no message came within {timeout_s:g} s")
+        raise RequestTimeoutError(f"no message arrived within {timeout_s:g} s")
     return many
 
 

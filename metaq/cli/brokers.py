@@ -35,10 +35,10 @@ DIRECTORY_COLUMNS: Final = (
 
 @command("brokers", examples=("metaq brokers",), cls=ListingGroup)
 def list_brokers(target: Target, *, as_json: bool) -> bool:
-    """List brokers, present and missing; look at one, or forget it.
+    """List registered and missing brokers; inspect or forget one.
 
-    A broker that has left a record in ZooKeeper and is not registered is missing. The
-    exit code is 1 when one is. Java brokers leave no record.
+    A broker is missing if ZooKeeper has a record of it but it is not registered. Java
+    brokers have no record. The exit code is 1 if a broker is missing.
     """
     found = target.ask(lambda admin: admin.brokers())
     if not found:
@@ -55,11 +55,11 @@ def list_brokers(target: Target, *, as_json: bool) -> bool:
 def forget(
     target: Target, number: int, *, is_dry: bool, is_sure: bool, as_json: bool
 ) -> None:
-    """Take a broker that is gone for good out of ZooKeeper.
+    """Remove from ZooKeeper a broker that is gone for good.
 
-    From then on reads do not miss the partitions of BROKER; the offsets that groups
-    have committed there are deleted. Nothing that it stored is touched: a broker that
-    comes back is recorded again. One that is registered is refused.
+    Afterwards reads no longer expect the partitions of BROKER, and the offsets that
+    groups have committed there are deleted. Its stored data is not touched: a broker
+    that comes back is recorded again. Refused if the broker is registered.
     """
 
     async def plan(admin: AsyncAdmin) -> tuple[BrokerDescription, dict[str, int]]:
@@ -76,7 +76,7 @@ def forget(
     question = (
         f"Forget broker {number}, its"
         f" {render.count_text(found.partition_count, 'partition')} and {count} of"
-        " groups? Reads will not miss them any more."
+        " groups? Reads will no longer expect these partitions."
     )
     if render.may_change(question, is_dry=is_dry, is_sure=is_sure):
         target.ask(lambda admin: admin.forget_broker(number))
@@ -107,9 +107,9 @@ def _print(found: tuple[BrokerDescription, ...], *, as_json: bool) -> None:
     "brokers status", examples=("metaq brokers status", "metaq brokers status --json")
 )
 def status(data_dir: Path, *, as_json: bool) -> bool:
-    """Print who a broker on this machine is, and its alarms.
+    """Print the identity, state and alarms of a broker on this machine.
 
-    The exit code is 1 when one of them is failing, as /health answers 503 then.
+    The exit code is 1 if an alarm is failing; /health answers 503 then.
     """
     reply = ask(data_dir, "status")
     problems = reply.pop("problems")
@@ -128,8 +128,8 @@ def status(data_dir: Path, *, as_json: bool) -> bool:
 def logs(data_dir: Path, *, as_json: bool) -> bool:
     """Print the partition logs of a broker on this machine.
 
-    Offsets, sizes, state and damage; the exit code is 1 when one is damaged. --json
-    prints all that is known.
+    Prints offsets, size, state and damage of each log; --json prints all fields. The
+    exit code is 1 if a log is damaged.
     """
     found = ask(data_dir, "logs")["logs"]
     marks = [bool(each["damage"]) for each in found]
@@ -145,7 +145,7 @@ def logs(data_dir: Path, *, as_json: bool) -> bool:
 def directories(data_dir: Path, *, as_json: bool) -> bool:
     """Print the data directories of a broker on this machine.
 
-    The exit code is 1 when one is offline, silent, read-only or low on space.
+    The exit code is 1 if a directory is offline, silent, read-only or low on space.
     """
     found = ask(data_dir, "directories")["directories"]
     signs = "is_silent", "is_low_on_space", "is_read_only"
@@ -156,9 +156,9 @@ def directories(data_dir: Path, *, as_json: bool) -> bool:
 
 @command("brokers scrub", examples=("metaq brokers scrub",))
 def scrub(data_dir: Path, *, as_json: bool) -> bool:
-    """Print how far the verification in the background is.
+    """Print the progress of the background verification (scrub).
 
-    The exit code is 1 when it has found damage.
+    The exit code is 1 if it has found damage.
     """
     reply = ask(data_dir, "scrub")
     if as_json:
@@ -166,7 +166,7 @@ def scrub(data_dir: Path, *, as_json: bool) -> bool:
     elif not reply["is_on"]:
         click.echo("the scrub is off: scrubBytesPerS is 0")
     else:
-        at = "waits for the next pass"
+        at = "waiting for the next pass"
         if reply["log"]:
             at = f"now at {reply['log']}, offset {reply['offset']}"
         click.echo(
@@ -207,10 +207,10 @@ def _print_objects(
     ),
 )
 def stats(target: Target, item: str, *, as_json: bool) -> bool:
-    """Print what brokers count.
+    """Print statistics of brokers.
 
-    ITEM is topics, offsets, realtime, config, help or the name of a topic; without it
-    each broker reports on itself.
+    ITEM is topics, offsets, realtime, config, help or the name of a topic; without it,
+    each broker prints general statistics.
     """
 
     async def ask_all(

@@ -44,34 +44,37 @@ class CatOptions:
     topic: str = declared(topic_argument)
     start: str = declared(
         start_option(
-            "Where to begin; TIME is ISO 8601 (local time without a zone) or"
-            " seconds since 1970. Messages stamped by a Java broker carry no time.",
+            "Start position; TIME is ISO 8601 (local time unless it has a zone) or"
+            " seconds since 1970. Messages whose ids come from a Java broker have no"
+            " time.",
         )
     )
     last: int | None = option(
         "--last",
         type=click.IntRange(0),
         metavar="N",
-        help="Begin with the newest N messages instead, of all partitions together,"
-        " oldest first.",
+        help="Print the newest N messages of all partitions together, oldest first.",
     )
     since: dt.datetime | None = declared(
-        time_option("--since", "Begin at the first message of that time or later."),
+        time_option("--since", "Start at the first message of this time or later."),
         default=None,
     )
     until: dt.datetime | None = declared(
-        time_option("--until", "End before the first message of that time or later."),
+        time_option("--until", "Stop before the first message of this time or later."),
         default=None,
     )
     where: str | None = declared(where_option, default=None)
-    count_max: int | None = declared(max_option("Stop after so many messages."))
-    follows: bool = option("--follow", is_flag=True, help="Wait for new messages.")
+    count_max: int | None = declared(max_option("Stop after this many messages."))
+    follows: bool = option(
+        "--follow",
+        is_flag=True,
+        help="Wait for new messages and print them as they arrive.",
+    )
     partitions: tuple[str, ...] = declared(partitions_option("Read"))
     is_partial: bool = declared(
         flag(
             "--partial",
-            help="Go on without the partitions of brokers that are away.  [default:"
-            " fail]",
+            help="Skip partitions whose broker is away.  [default: fail]",
         ),
         default=False,
     )
@@ -91,15 +94,16 @@ class CatOptions:
     ),
 )
 def cat(target: Target, options: CatOptions) -> None:
-    """Print the messages of TOPIC, each followed by a line end.
+    """Print the messages of TOPIC, each followed by a newline.
 
-    All of it, or nothing: while a broker that has some of its partitions is away, the
-    command waits for the time-out and fails, unless --partial is given.
+    Needs no consumer group and commits no offsets. If the broker of a partition is
+    away, the command waits for it until --timeout and then fails, unless --partial is
+    given.
 
-    Needs no group and commits nothing. Partitions are printed in turn, each up to the
-    end it has when its turn comes; with --follow as messages arrive. Within a partition
-    the order is that of the log. --last goes by time over all partitions, and reads
-    nothing before these messages; with --where it is the newest that match.
+    Partitions are printed one after the other, each up to its log end at that moment;
+    with --follow, messages are printed as they arrive. Messages of one partition are in
+    log order. --last selects by time over all partitions and does not read older
+    messages; with --where, it selects the newest messages that match.
     """
     begins = (
         options.start != "earliest",
@@ -107,10 +111,14 @@ def cat(target: Target, options: CatOptions) -> None:
         options.last is not None,
     )
     if sum(begins) > 1:
-        raise click.UsageError("--from, --since and --last each say where to begin")
+        raise click.UsageError(
+            "--from, --since and --last exclude each other: each is a start position"
+        )
     start = options.since or parse_start(options.start)
     if options.follows and options.until is not None:
-        raise click.UsageError("--follow has no end, and --until says where to end")
+        raise click.UsageError(
+            "--follow and --until exclude each other: --follow does not stop"
+        )
     found = find_topic(
         target,
         options.topic,

@@ -50,22 +50,22 @@ class ConsumeOptions:
     group: str = declared(group_option)
     start: str = declared(
         start_option(
-            "Where the group begins in partitions without a committed offset;"
-            " TIME as of metaq cat.",
+            "Start position in partitions without a committed offset; TIME as in"
+            " 'metaq cat'.",
         )
     )
     where: str | None = declared(where_option, default=None)
-    count_max: int | None = declared(max_option("End after so many messages."))
+    count_max: int | None = declared(max_option("Stop after this many messages."))
     idle_s: float | None = option(
         "--idle",
         type=SecondsRange(0),
         metavar="SECONDS",
-        help="End after so long without a message.  [default: never]",
+        help="Stop after this many seconds without a message.  [default: never]",
     )
     no_commit: bool = option(
         "--no-commit",
         is_flag=True,
-        help="Begin at the group's offsets, and commit nothing.",
+        help="Start at the committed offsets of the group, but do not commit.",
     )
     metrics_port: int | None = declared(metrics_option, default=None)
     as_json: bool = declared(json_option)
@@ -84,14 +84,14 @@ class ConsumeOptions:
     ),
 )
 def consume(target: Target, options: ConsumeOptions) -> None:
-    """Print the messages of TOPIC as a member of a group.
+    """Print messages of TOPIC as a member of a consumer group.
 
-    Each is followed by a line end. A TOPIC with '*', '?' or '[' is a pattern: all
-    topics that match it are read, later ones too. The members of a group share the
-    partitions, ours and those of Java consumers, and have one --where; without
-    ZooKeeper there is no group, and all partitions are read. Ctrl-C and SIGTERM commit
-    what was printed and leave the group; after a crash the last messages are printed
-    again.
+    Each message is followed by a newline. A TOPIC with '*', '?' or '[' is a pattern,
+    which also matches topics created later. All members of the group, including Java
+    consumers, share its partitions and must use the same --where. With --broker instead
+    of ZooKeeper there is no group, and all partitions are read. SIGTERM and Ctrl-C
+    commit the printed messages and leave the group; after a crash the last messages are
+    printed again.
     """
     if isinstance(options.topic, TopicPattern):
         target.ask(target.find_brokers)

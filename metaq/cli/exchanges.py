@@ -34,7 +34,7 @@ def _check_header(text: str) -> str:
     return text
 
 
-group("exchanges", "List exchanges; make, bind or delete one, or ask it for a route.")
+group("exchanges", "List exchanges; create, bind, unbind or delete one; test routes.")
 exchange_argument = click.argument("exchange", type=TOPIC)
 
 
@@ -43,7 +43,10 @@ class BindingOptions:
     """Condition of a binding."""
 
     key: str = option(
-        "--key", default="", type=UTF8, help="Routing key (direct), or pattern (topic)."
+        "--key",
+        default="",
+        type=UTF8,
+        help="Routing key (direct exchange) or pattern (topic exchange).",
     )
     headers: tuple[str, ...] = option(
         "--header",
@@ -51,10 +54,14 @@ class BindingOptions:
         multiple=True,
         metavar="NAME[=VALUE]",
         type=ReadWord(_check_header),
-        help="A header (headers exchange); without a value any will do.",
+        help="Header to match (headers exchange), with any value if none is given; may"
+        " be repeated.",
     )
     is_any: bool = option(
-        "--any", "is_any", is_flag=True, help="One of the headers is enough."
+        "--any",
+        "is_any",
+        is_flag=True,
+        help="Match if any of the headers matches.  [default: all]",
     )
 
     def given(self) -> dict[str, Any]:
@@ -67,9 +74,10 @@ class BindingOptions:
     "exchanges list", examples=("metaq exchanges list", "metaq exchanges list --json")
 )
 def list_exchanges(target: Target, *, as_json: bool) -> bool:
-    """List exchanges, with a row for each binding.
+    """List exchanges, one row per binding.
 
-    What a newer version has made is named; then the exit code is 1.
+    Definitions written by a newer version are named on standard error; the exit code is
+    1 then.
     """
     show = partial(_print_exchanges, as_json=as_json)
     return target.show_defined(lambda admin: admin.exchanges(), show)
@@ -83,10 +91,10 @@ def list_exchanges(target: Target, *, as_json: bool) -> bool:
         type=click.Choice(["direct", "fanout", "topic", "headers"]),
         default="topic",
         show_default=True,
-        help="Rule by which bindings match.",
+        help="How bindings match messages.",
     ),
     click.option(
-        "--alternate", type=TOPIC, help="Topic of messages that match no binding."
+        "--alternate", type=TOPIC, help="Topic for messages that match no binding."
     ),
     examples=(
         "metaq exchanges create events",
@@ -101,7 +109,7 @@ def create(
     *,
     as_json: bool,
 ) -> None:
-    """Make EXCHANGE: a name that takes messages for the topics that are bound to it."""
+    """Create EXCHANGE, which forwards messages to the topics bound to it."""
     made = target.ask(
         lambda admin: admin.create_exchange(exchange, kind, alternate=alternate)
     )
@@ -114,7 +122,10 @@ def create(
     examples=("metaq exchanges delete events --dry-run",),
 )
 def delete(target: Target, exchange: str, *, is_dry: bool, is_sure: bool) -> None:
-    """Delete EXCHANGE with its bindings, after a question; the topics stay."""
+    """Delete EXCHANGE and its bindings; the topics stay.
+
+    Asks for confirmation.
+    """
     question = f"Delete exchange {exchange}?"
     if render.may_change(question, is_dry=is_dry, is_sure=is_sure):
         target.ask(lambda admin: admin.delete_exchange(exchange))
@@ -134,7 +145,10 @@ def delete(target: Target, exchange: str, *, is_dry: bool, is_sure: bool) -> Non
 def bind(
     target: Target, exchange: str, topic: str, options: BindingOptions, *, as_json: bool
 ) -> None:
-    """Have messages of EXCHANGE go to TOPIC; brokers do so when this returns."""
+    """Bind TOPIC to EXCHANGE, so that it receives matching messages.
+
+    Returns when the brokers use the binding.
+    """
     bound = target.ask(lambda admin: admin.bind(exchange, topic, **options.given()))
     _print_bindings([bound], as_json=as_json)
 
@@ -147,9 +161,12 @@ def bind(
     examples=("metaq exchanges unbind events orders --key 'order.#'",),
 )
 def unbind(target: Target, exchange: str, topic: str, options: BindingOptions) -> bool:
-    """Take a binding back that was made with these options; exit code 1: none was."""
+    """Delete the binding of TOPIC to EXCHANGE that has these options.
+
+    The exit code is 1 if there is no such binding.
+    """
     found = target.ask(lambda admin: admin.unbind(exchange, topic, **options.given()))
-    render.say("unbound" if found else "there is no such binding")
+    render.say("binding deleted" if found else "no such binding")
     return found
 
 
@@ -168,10 +185,10 @@ def route(
     *,
     as_json: bool,
 ) -> bool:
-    """Show where a message would go, and by which binding; nothing is sent.
+    """Print the bindings that would route a message, without sending one.
 
-    A topic gets it once, however many of its bindings match. The exit code is 1 where
-    it would go nowhere.
+    A topic receives a message once, however many of its bindings match. The exit code
+    is 1 if no binding matches.
     """
     found = target.ask(
         lambda admin: admin.route(exchange, routing_key, headers=headers)

@@ -33,30 +33,30 @@ class FindOptions:
     """The options of `metaq find`."""
 
     topic: str = declared(topic_argument)
-    key: str | None = option("--key", type=UTF8, help="Messages with this key.")
+    key: str | None = option("--key", type=UTF8, help="Find messages with this key.")
     header: tuple[str, bytes] | None = option(
         "--header",
         metavar="NAME=VALUE",
         type=ReadWord(parse_header),
-        help="Messages with this header.",
+        help="Find messages with this header.",
     )
     id: int | None = option(
         "--id",
         type=click.IntRange(-(1 << 63), MAX_OFFSET),
-        help="The one with this id.",
+        help="Find the message with this id.",
     )
     since: dt.datetime | None = declared(
-        time_option("--since", "Messages of that time or later."), default=None
+        time_option("--since", "Find messages of this time or later."), default=None
     )
     until: dt.datetime | None = declared(
-        time_option("--until", "Messages before that time."), default=None
+        time_option("--until", "Find messages before this time."), default=None
     )
     limit: int = option(
         "--limit",
         type=click.IntRange(1),
         default=10,
         show_default=True,
-        help="Most messages, the newest ones.",
+        help="Maximum number of messages.",
     )
     read_mib: int = option(
         "--read-max",
@@ -64,9 +64,9 @@ class FindOptions:
         default=1024,
         show_default=True,
         metavar="MIB",
-        help="Most MiB of the log that are read where there is no index.",
+        help="Maximum MiB of the log to read if there is no index.",
     )
-    partitions: tuple[str, ...] = declared(partitions_option("Look in"))
+    partitions: tuple[str, ...] = declared(partitions_option("Search"))
     as_json: bool = declared(json_option)
     """Print one object per message instead of its bytes and a line end."""
 
@@ -81,15 +81,15 @@ class FindOptions:
     ),
 )
 def find(target: Target, options: FindOptions) -> bool:
-    """Print the newest messages of TOPIC with a key, a header or an id.
+    """Print the newest messages of TOPIC that have a key, a header or an id.
 
-    The newest come first. Brokers look in the index of the topic (--set index=key of
-    'metaq topics alter'); without one the log is read. A terminal shows how much of
-    it so far, and the end of the command says it. The exit code is 1 when nothing
-    is found.
+    The newest message is printed first. Brokers search the index of the topic, if it
+    has one (see --set index=key of 'metaq topics alter'); otherwise the log is read,
+    with a progress bar on a terminal, and the number of MiB read is printed at the end.
+    The exit code is 1 if no message is found.
     """
     if sum(each is not None for each in (options.key, options.header, options.id)) != 1:
-        raise click.UsageError("give one of --key, --header and --id")
+        raise click.UsageError("expected exactly one of --key, --header and --id")
     found = find_topic(target, options.topic, options.partitions, kind="gets")
     read_bytes, count, kept = 0, 0, list[Message]()
     with found.target.client() as client, render.progress("find", None) as advance:

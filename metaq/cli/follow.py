@@ -194,7 +194,7 @@ class FileFollower:
                 refused.append(path.name)
         if refused:
             _log.warning(
-                "rotated files may not be read: names=%s; what is missing may be there",
+                "no permission to read rotated files: names=%s; lines may be missing",
                 ",".join(dict.fromkeys(refused)),
             )
         return False
@@ -215,8 +215,8 @@ class FileFollower:
                 return self._read_on()
         self.lost_count += 1
         _log.warning(
-            "file was cut: path=%s position=%d; what it had gained since the last read"
-            " is not found",
+            "file was truncated: path=%s position=%d; lines written since the last read"
+            " are lost",
             self._path,
             self._position,
         )

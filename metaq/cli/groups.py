@@ -31,10 +31,10 @@ PARTITION_COLUMNS = (
     cls=ListingGroup,
 )
 def groups(target: Target, name: str, *, as_json: bool) -> None:
-    """List consumer groups with their lag; show or delete one.
+    """List consumer groups with their lag; describe or delete one.
 
-    With GROUP, show its members, and each partition with its owner and lag. Partitions
-    that a member subscribes to and that have no owner are highlighted.
+    With GROUP, print its members, and the owner and lag of each partition. Partitions
+    of subscribed topics that have no owner are highlighted.
     """
     found = describe_groups(target, name)
     if as_json:
@@ -56,10 +56,10 @@ def groups(target: Target, name: str, *, as_json: bool) -> None:
 def delete(
     target: Target, group: str, *, is_dry: bool, is_sure: bool, as_json: bool
 ) -> None:
-    """Delete GROUP with the offsets that it has committed in ZooKeeper.
+    """Delete GROUP and its committed offsets in ZooKeeper.
 
-    Prints these offsets and asks; a group with live members is refused. If it comes
-    back, it begins as a new group does.
+    Prints the offsets and asks for confirmation. Refused if the group has live members.
+    If the group is used again, it starts as a new group.
     """
     found = target.ask(lambda admin: admin.delete_group(group, plan=True))
     print_changes(found, as_json=as_json)
@@ -88,7 +88,7 @@ def describe_groups(
         ]
         if name and not names:
             raise ClientError(
-                f"no group {name}; groups there are: {', '.join(known) or 'none'}"
+                f"no group {name}; existing groups: {', '.join(known) or 'none'}"
             )
         return await asyncio.gather(*map(admin.describe_group, names))
 
@@ -156,7 +156,7 @@ def _print_group(group: GroupDescription) -> None:
     render.print_rows(MEMBER_COLUMNS, members, as_json=False)
     click.echo()
     if group.where is not None:
-        render.say(f"its members read with the filter {group.where}")
+        render.say(f"members read with the filter {group.where}")
     print_progress(group)
 
 

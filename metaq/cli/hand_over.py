@@ -24,7 +24,9 @@ from metaq.storage.verify import FindingKind, list_logs
         ),
     ),
     flag(
-        "--back", "is_back", help="Move the files back, when the Java broker has ended."
+        "--back",
+        "is_back",
+        help="Move the files back, after the Java broker has stopped.",
     ),
     json_option,
     yes_option,
@@ -36,11 +38,11 @@ from metaq.storage.verify import FindingKind, list_logs
 def hand_over_directory(
     directory: Path, *, is_back: bool, as_json: bool, is_sure: bool
 ) -> bool:
-    """Make a data directory ready for a Java broker.
+    """Prepare a data directory for a Java broker, or take it back.
 
-    Checks every stored byte of DIRECTORY first, prints what will change, and asks.
-    Files that only this project's broker needs move to DIRECTORY.handed-over. No broker
-    may be running there.
+    Checks every stored byte of DIRECTORY, prints the changes and asks for confirmation.
+    Files that only a broker of this project uses move to DIRECTORY.handed-over. No
+    broker may be running on DIRECTORY.
     """
     fs = SystemFileSystem()
     segments = list_segments(fs, (path for _id, path in list_logs(fs, directory)))

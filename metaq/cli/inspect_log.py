@@ -65,9 +65,9 @@ class DumpOptions:
         )
     )
     start: int | None = option(
-        "--from", type=click.IntRange(0), help="Offset of the first record."
+        "--from", type=click.IntRange(0), help="Offset of the first record to print."
     )
-    count_max: int | None = declared(max_option("Stop after so many records."))
+    count_max: int | None = declared(max_option("Stop after this many records."))
     as_json: bool = declared(json_option)
     """Print objects, with the whole payload."""
 
@@ -98,9 +98,9 @@ def _records(
     ),
 )
 def dump(options: DumpOptions) -> bool:
-    """Print the records of the file SEGMENT, archived or not.
+    """Print the records of the segment file SEGMENT, archived or not.
 
-    The exit code is 1 when a damaged record is met, or when no record begins at --from.
+    The exit code is 1 if a record is damaged, or if no record begins at --from.
     """
     base = base_offset_of(options.segment)
     fs, path = SystemFileSystem(), options.segment
@@ -240,7 +240,7 @@ def require_data_directory(fs: FileSystem, directory: Path, advice: str = "") ->
     `advice` is the end of the message.
     """
     if not any(fs.exists(directory / name) for name in (LOCK_FILE, HOLDINGS_FILE)):
-        text = f"no data directory of a broker: directory={directory}{advice}"
+        text = f"not a data directory of a broker: directory={directory}{advice}"
         raise StorageError(text)
 
 
@@ -270,9 +270,9 @@ def check(
 def verify(directory: Path, *, as_json: bool) -> bool:
     """Check every stored byte of a data directory.
 
-    DIRECTORY may also be that of one partition. Reads only, and may run beside a
-    broker. Prints what is wrong, where, and where the next good record is; the exit
-    code is 1 when anything is.
+    DIRECTORY may also be the directory of one partition. It is only read, and a broker
+    may be using it. Prints each problem, its location and the next good record. The
+    exit code is 1 if there are problems.
     """
     fs = SystemFileSystem()
     segments = list_segments(fs, (path for _id, path in list_logs(fs, directory)))

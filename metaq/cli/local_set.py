@@ -144,8 +144,8 @@ class LocalSet:
             )
             code = await replica.process.wait()
             render.say(
-                f"replica {replica.number} ended with exit code {code}; it is started"
-                f" again in {RESTART_S:g} s"
+                f"replica {replica.number} ended with exit code {code}; restarting it"
+                f" in {RESTART_S:g} s"
             )
             await asyncio.sleep(RESTART_S)
 

@@ -45,7 +45,7 @@ PLAN_COLUMNS = ("topic", "partition", "old", "new")
 OLD_COLUMNS = ("topic", "partition", "committed")
 """Columns of a plan to delete offsets."""
 
-group("offsets", "Show, move or delete what groups have committed.")
+group("offsets", "Show, reset, copy or delete committed offsets of groups.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class WriteOptions:
     is_forced: bool = option(
         "--force",
         is_flag=True,
-        help="Write although members read; they overwrite it with their next commit.",
+        help="Write even if the group has members; their next commits overwrite it.",
     )
     as_json: bool = declared(json_option)
     """Print the plan as one object per partition."""
@@ -72,9 +72,9 @@ class WriteOptions:
     examples=("metaq offsets show billing", "metaq offsets show billing orders"),
 )
 def show_offsets(target: Target, group: str, topic: str, *, as_json: bool) -> None:
-    """Print the offsets that GROUP has committed.
+    """Print the committed offsets of GROUP.
 
-    Says for each of them whether the log still has it.
+    Also prints whether the log still has each offset.
     """
 
     async def look(admin: AsyncAdmin) -> list[list[render.Cell]]:
@@ -122,7 +122,7 @@ def _show_row(
 def describe_offset(offset: int, start: int | None, end: int | None) -> str:
     """Return the state of a committed offset; `ok` if the log contains it."""
     if start is None or end is None:
-        return "the broker knows no log of it" if offset else "ok"
+        return "the broker has no log of it" if offset else "ok"
     if offset < start:
         return f"{start - offset} bytes below the log start"
     if offset > end:
@@ -143,10 +143,10 @@ def describe_offset(offset: int, start: int | None, end: int | None) -> str:
         required=True,
         metavar="earliest|latest|TIME|OFFSET|-N",
         callback=lambda _context, _option, text: parse_goal(text),
-        help="Where to go on; TIME is ISO 8601 (local time without a zone), a number is"
-        " an OFFSET of one partition, and -N is N messages before what is committed.",
+        help="New position; TIME is ISO 8601 (local time unless it has a zone), OFFSET"
+        " needs a single partition, and -N is N messages before the committed offset.",
     ),
-    partitions_option("Move"),
+    partitions_option("Reset"),
     takes(WriteOptions),
     examples=(
         "metaq offsets reset billing orders --to earliest --dry-run",
@@ -165,10 +165,11 @@ def reset_offsets(
     *,
     is_sure: bool = False,
 ) -> None:
-    """Move the offsets of GROUP in TOPIC; stop its members first.
+    """Reset the committed offsets of GROUP in TOPIC; stop its members first.
 
-    Prints the old and the new offset of each partition. Asks first if there is no such
-    group: its name may be misspelt. Groups of Java consumers are moved the same way.
+    Prints the old and new offset of each partition. If there is no such group, asks for
+    confirmation, because its name may be misspelt. Groups of Java consumers are reset
+    in the same way.
     """
 
     async def plan(admin: AsyncAdmin) -> tuple[Changes, tuple[str, ...]]:
@@ -180,8 +181,8 @@ def reset_offsets(
         is_offset = isinstance(goal, int) and goal >= 0
         if is_offset and len(wanted) != 1:
             raise click.UsageError(
-                f"an offset means one partition, {topic} has {len(wanted)}: say"
-                " which one with --partition"
+                f"an offset needs a single partition, {topic} has {len(wanted)}:"
+                " select one with --partition"
             )
         move = partial(admin.reset_offsets, group, plan=True)
         if is_offset:
@@ -196,8 +197,8 @@ def reset_offsets(
     changes, known = target.ask(plan)
     print_changes(changes, PLAN_COLUMNS, as_json=options.as_json)
     question = (
-        f"There is no group {group}; groups there are: {', '.join(known) or 'none'}."
-        " Make it?"
+        f"There is no group {group}; existing groups: {', '.join(known) or 'none'}."
+        " Create it?"
     )
     is_sure = is_sure or group in known
     if render.may_change(question, is_dry=options.is_dry, is_sure=is_sure):
@@ -221,9 +222,9 @@ def reset_offsets(
 def copy_offsets(
     target: Target, source: str, goal: str, topic: str, options: WriteOptions
 ) -> None:
-    """Have TO_GROUP go on where FROM_GROUP is.
+    """Copy the committed offsets of FROM_GROUP to TO_GROUP.
 
-    In all topics, or in TOPIC alone.
+    Copies the offsets in all topics, or in TOPIC only.
     """
 
     async def copy(admin: AsyncAdmin) -> Changes:
@@ -293,10 +294,11 @@ def delete(
     is_sure: bool,
     as_json: bool,
 ) -> None:
-    """Delete the offsets that GROUP has committed.
+    """Delete the committed offsets of GROUP.
 
-    In all topics, or in TOPIC alone. Prints them and asks; a group with live members in
-    these topics is refused. Where it has no offset, a group begins as a new one does.
+    Deletes the offsets in all topics, or in TOPIC only; prints them first and asks for
+    confirmation. Refused if the group has live members in these topics. In a partition
+    without a committed offset, a group starts as a new group.
     """
     topics = [topic] if topic else None
     found = target.ask(

@@ -68,27 +68,28 @@ def target_options(command: F) -> F:
         default=ZOOKEEPER,
         show_default=True,
         metavar="HOST:PORT,...",
-        help="ZooKeeper; METAQ_ZOOKEEPER in the environment sets the same.",
+        show_envvar=True,
+        help="ZooKeeper servers of the cluster.",
     )
     @click.option(
         "--zk-root",
         default=ROOT,
         show_default=True,
-        help="Node of the cluster in ZooKeeper.",
+        help="Root node of the cluster in ZooKeeper (zk.zkRoot of its brokers).",
     )
     @click.option(
         "--broker",
         "brokers",
         multiple=True,
         metavar="HOST:PORT",
-        help="Ask this broker instead of ZooKeeper; may be repeated.",
+        help="Connect to this broker instead of using ZooKeeper; may be repeated.",
     )
     @click.option(
         "--timeout",
         type=SecondsRange(0.01, 3600),
         default=TIMEOUT_S,
         show_default=True,
-        help="Longest wait for one answer, seconds.",
+        help="Timeout for connecting and for each reply, in seconds.",
     )
     @click.option(
         "-v",
@@ -96,7 +97,7 @@ def target_options(command: F) -> F:
         count=True,
         expose_value=False,
         callback=_be_verbose,
-        help="Log to standard error; -vv logs everything.",
+        help="Log to standard error; -vv includes debug messages.",
     )
     @functools.wraps(command)
     def with_target(
@@ -164,9 +165,11 @@ DIRECTORY: Final = click.Path(exists=True, file_okay=False, path_type=Path)
 FILE: Final = click.Path(dir_okay=False, path_type=Path)
 """A file, which need not exist."""
 directory_argument = click.argument("directory", type=DIRECTORY)
-json_option = flag("--json", "as_json", help="One JSON object per line, for machines.")
-yes_option = flag("--yes", "is_sure", help="Do not ask.")
-dry_option = flag("--dry-run", "is_dry", help="Print the plan; change nothing.")
+json_option = flag("--json", "as_json", help="Print JSON, one object per line.")
+yes_option = flag("--yes", "is_sure", help="Do not ask for confirmation.")
+dry_option = flag(
+    "--dry-run", "is_dry", help="Print the plan without changing anything."
+)
 
 
 def parse_time(text: str) -> Millis:
@@ -322,7 +325,7 @@ headers_option = click.option(
     metavar="NAME=VALUE",
     multiple=True,
     type=ReadWord(parse_header),
-    help="Header of every message; may be given more than once.",
+    help="Header of every message; may be repeated.",
 )
 
 
@@ -330,8 +333,8 @@ where_option = click.option(
     "--where",
     metavar="CONDITION",
     type=ReadWord(lambda text: parse_filter(text).text),
-    help="Only messages for which this is true: \"tag IN ('paid', 'void') AND amount >"
-    ' 100", of tag, key, attribute and headers.',
+    help="Print only messages that match this filter on tag, key, attribute and"
+    " headers, such as \"tag IN ('paid', 'void') AND amount > 100\".",
 )
 
 
@@ -350,7 +353,7 @@ def put_option(default: str) -> Callable[[F], F]:
         "--partition",
         metavar="BROKER-NUMBER",
         type=PARTITION,
-        help=f"Put everything to this partition.  [default: {default}]",
+        help=f"Send all messages to this partition.  [default: {default}]",
     )
 
 
@@ -362,13 +365,13 @@ def partitions_option(verb: str) -> Callable[[F], F]:
         multiple=True,
         metavar="BROKER-NUMBER",
         type=PARTITION,
-        help=f"{verb} this partition; may be repeated.  [default: all]",
+        help=f"{verb} only this partition; may be repeated.  [default: all]",
     )
 
 
 GROUP: Final = ReadWord(check_group_name)
 group_option = click.option(
-    "--group", required=True, type=GROUP, help="Read as a member of this group."
+    "--group", required=True, type=GROUP, help="Consumer group to join."
 )
 
 
@@ -384,7 +387,7 @@ def count_option(default: int) -> Callable[[F], F]:
         type=click.IntRange(1),
         default=default,
         show_default=True,
-        help="Messages in all.",
+        help="Number of messages.",
     )
 
 
@@ -392,7 +395,7 @@ metrics_option = click.option(
     "--metrics-port",
     type=click.IntRange(0, 65535),
     metavar="PORT",
-    help="Answer http://127.0.0.1:PORT/metrics while it runs.  [default: no port]",
+    help="Serve metrics at http://127.0.0.1:PORT/metrics.  [default: none]",
 )
 
 
@@ -443,17 +446,17 @@ def find_data_dir(data_dir: Path | None, config: Path | None) -> Path:
     if config is None:
         found = default_data_dir()
         hint = (
-            "where 'metaq local' keeps its data; name another with --data-dir, or its"
-            " configuration with --config"
+            "the data directory of 'metaq local'; name another one with --data-dir, or"
+            " its configuration with --config"
         )
     else:
         found = Path(load_config(str(config), read_bytes).system.data_path)
         hint = (
             f"the dataPath of {config}; if it was started with --set dataPath=...,"
-            " name that with --data-dir"
+            " name that directory with --data-dir"
         )
     if not (found / SOCKET_NAME).exists():
-        raise AdminError(f"no broker runs on {found}, {hint}")
+        raise AdminError(f"no broker is running on {found}, {hint}")
     return found
 
 
@@ -474,6 +477,6 @@ def here_options(function: Callable[..., R]) -> Callable[..., R]:
     add_config = click.option(
         "--config",
         type=FILE,
-        help="Configuration of the broker; its dataPath is the data directory.",
+        help="Configuration file of the broker; its dataPath is the data directory.",
     )
     return add_directory(add_config(with_directory))

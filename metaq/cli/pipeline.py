@@ -40,7 +40,7 @@ PROGRESS_INTERVAL_S: Final = 0.25
 
 R = TypeVar("R")
 
-group("pipeline", "Run pipelines; archive, replay, ingest and compare topics.")
+group("pipeline", "Run declared pipelines; archive, replay, ingest or compare topics.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,10 +52,11 @@ class JobRun:
         envvar="METAQ_SPARK_MASTER",
         default="local[*]",
         show_default=True,
-        help="Spark cluster to run on.",
+        show_envvar=True,
+        help="Spark master to run on.",
     )
     settings: Mapping[str, str] = declared(
-        pairs_option("--conf", "settings", "Setting of Spark")
+        pairs_option("--conf", "settings", "Spark setting")
     )
     log: Path | None = option(
         "--spark-log", type=FILE, help="Append Spark's log to this file."
@@ -154,7 +155,7 @@ class Wire:
         for name in more:
             if name.lower() in given:
                 raise click.UsageError(
-                    f"--option {name} contradicts the topics that the command names"
+                    f"--option {name} is set by the topics of the command: leave it out"
                 )
         timeout_ms = round(self.target.timeout_s * 1000)
         found = {"requestTimeoutMs": str(timeout_ms), **more}

@@ -37,7 +37,7 @@ every_option = click.option(
     "--every",
     "interval_s",
     type=SecondsRange(0.01, INTERVAL_S_MAX),
-    help="Go on until Ctrl-C, a batch every so many seconds.",
+    help="Run until Ctrl-C, and start a batch at this interval, in seconds.",
 )
 
 
@@ -48,7 +48,7 @@ every_option = click.option(
         "--to", "path", required=True, help="Directory or URL of the archive."
     ),
     every_option,
-    short_help="Write what topics have beyond the last run to a Delta table.",
+    short_help="Append new messages of topics to a Delta table.",
     examples=(
         "metaq pipeline archive orders --to /archive",
         "metaq pipeline archive orders logs --to hdfs:///archive --every 60",
@@ -61,11 +61,11 @@ def archive(
     path: str,
     interval_s: float | None,
 ) -> None:
-    """Write what topics have beyond the last run to a Delta table, each message once.
+    """Append new messages of topics to a Delta table, each message once.
 
-    Ends when everything is archived that was there at the start; with --every it goes
-    on until Ctrl-C. An archive stores its position; the next run goes on from there,
-    after Ctrl-C or a kill as well.
+    Stops when all messages that were there at the start are archived; with --every,
+    runs until Ctrl-C. The archive stores its position, and the next run continues
+    there, also after Ctrl-C or a kill.
     """
     options = wire.to_map(subscribe=",".join(topics))
     wire.require(*topics)
@@ -104,18 +104,20 @@ def archive(
 @command(
     "pipeline replay",
     click.argument("path", metavar="ARCHIVE"),
-    click.option("--topic", help="Target topic.  [default: that of each message]"),
+    click.option(
+        "--topic", help="Topic to send to.  [default: original topic of each message]"
+    ),
     click.option("--where", help="SQL condition over the columns of the archive."),
     flag(
         "--keep-partitions",
         "keeps_partitions",
-        help="To the broker and partition that each message came from.",
+        help="Send each message to its original broker and partition.",
     ),
     flag(
         "--keep-origin",
         "keeps_origin",
-        help="With place and time of each message in its headers, replay.origin and"
-        " replay.timestamp.",
+        help="Add headers replay.origin and replay.timestamp: original partition,"
+        " offset and time.",
     ),
     examples=(
         "metaq pipeline replay /archive --topic orders-again",
@@ -123,10 +125,10 @@ def archive(
     ),
 )
 def replay(run: JobRun, wire: Wire, path: str, topic: str | None, **asked: Any) -> None:
-    """Put the messages of ARCHIVE back into topics, at least once.
+    """Send the messages of ARCHIVE back to topics, at least once.
 
-    Messages of one partition stay in order, and together in one partition. A MetaQ 1.4
-    broker may swap messages that are in flight together.
+    Messages of one partition go to one partition, in order. A MetaQ 1.4 broker may swap
+    messages that are in flight together.
     """
     options = wire.to_map() if topic is None else wire.to_map(topic=topic)
     if topic is not None:
@@ -150,22 +152,24 @@ def replay(run: JobRun, wire: Wire, path: str, topic: str | None, **asked: Any) 
         required=True,
         help="Format to read: text, csv, json, parquet, orc, jdbc, ...",
     ),
-    pairs_option("--read", "source_options", "Option of that format"),
+    pairs_option("--read", "source_options", "Option of the format"),
     click.option(
         "--value",
-        help="SQL expression for the message.  [default: column value, else row as"
-        " JSON]",
+        help="SQL expression for the data.  [default: column value, else row as JSON]",
     ),
     click.option("--attribute", help="SQL expression for the attribute."),
-    click.option("--key", help="SQL expression; equal keys go to one partition."),
-    short_help="Put what Spark can read into TOPIC.",
+    click.option(
+        "--key",
+        help="SQL expression for the key; messages of one key go to one partition.",
+    ),
+    short_help="Send data that Spark can read to TOPIC.",
     examples=(
         "metaq pipeline ingest logs /var/log/*.log --format text",
         "metaq pipeline ingest people people.csv --format csv --read header=true",
     ),
 )
 def ingest(run: JobRun, wire: Wire, topic: str, **asked: Any) -> None:
-    """Put what Spark can read into TOPIC, a message for each row, at least once."""
+    """Send data that Spark can read to TOPIC, one message per row, at least once."""
     options = wire.to_map(topic=topic)
     wire.require(topic, kind="puts")
 
@@ -195,14 +199,14 @@ def _put(run: JobRun, name: str, work: Callable[[Any], Any]) -> None:
         type=click.IntRange(1),
         default=WINDOW_S,
         show_default=True,
-        help="Seconds of a window.",
+        help="Length of a window, in seconds.",
     ),
     click.option(
         "--since",
         default="timestamp",
         show_default=True,
-        help="SQL expression for the moment when a message set out; its delay ends when"
-        " it is read here.",
+        help="SQL expression for the start of the delay, which ends when the message"
+        " is read here.",
     ),
     every_option,
     examples=(
@@ -217,9 +221,10 @@ def stats(
     interval_s: float | None,
     **asked: Any,
 ) -> None:
-    """Print messages, bytes and delay of topics per window of time.
+    """Print messages, bytes and delay of topics per time window.
 
-    With --every, what arrives from now on: each line says what one batch added.
+    With --every, covers messages that arrive from now on: each line is what one batch
+    added to a window.
     """
     options = wire.to_map(subscribe=",".join(topics))
     wire.require(*topics)
@@ -248,7 +253,7 @@ def stats(
     "pipeline audit",
     click.argument("topic"),
     click.option("--archive", "path", help="Directory or URL of the archive."),
-    click.option("--copy", help="Topic that has the same messages."),
+    click.option("--copy", help="Topic with the same messages."),
     click.option(
         "--id",
         "message_id",
@@ -269,8 +274,8 @@ def audit(
 ) -> bool:
     """Compare TOPIC with its archive or with a copy.
 
-    Counts messages that are lost, doubled, corrupted, reordered or extra, and names
-    the first of them. The exit code is 1 when there are any.
+    Prints how many messages are lost, doubled, corrupted, reordered or extra, and the
+    first of them. The exit code is 1 if there are any.
     """
     if (path is None) == (copy is None):
         raise click.UsageError("expected exactly one of --archive and --copy")
@@ -299,7 +304,7 @@ def audit(
         for each in found.findings
     ]
     rows += [
-        ("away", str(partition), None, "no broker serves it now: it is not compared")
+        ("away", str(partition), None, "not compared: no broker serves it now")
         for partition in found.away
     ]
     print_findings(columns, rows, as_json=run.as_json)
@@ -318,7 +323,7 @@ def audit(
 def verify(run: JobRun, paths: tuple[str, ...]) -> bool:
     """Check every stored byte of data directories or archived segments, in parallel.
 
-    The exit code is 1 when anything is wrong.
+    The exit code is 1 if there are problems.
     """
     with run.session() as session:
         from metaq.pipeline.jobs.verify import verify as run_job
@@ -392,7 +397,7 @@ def print_windows(windows: Iterable[tuple[Any, ...]], *, as_json: bool) -> None:
     click.argument("topic"),
     count_option(SAMPLE_COUNT),
     start_option(
-        "Where to begin in each partition; TIME as of metaq cat.",
+        "Start position in each partition; TIME as in 'metaq cat'.",
         metavar="earliest|TIME",
     ),
     short_help="Propose a schema for the messages of TOPIC.",
@@ -404,12 +409,12 @@ def print_windows(windows: Iterable[tuple[Any, ...]], *, as_json: bool) -> None:
 def schema(
     target: Target, topic: str, *, count: int, start: str, as_json: bool
 ) -> bool:
-    """Look at messages of TOPIC, and propose how to decode them.
+    """Sample messages of TOPIC and propose how to decode them.
 
-    Recognises JSON objects, CSV records, log lines and Avro with a fingerprint; the
-    schema is that which fits most of them. Prints its fields and the expression
-    that decodes them, and says how many fit. The exit code is 1 when no format fits
-    half of them. No Spark is started.
+    Recognises JSON objects, CSV records, log lines and Avro with a fingerprint, and
+    selects the schema that fits most messages. Prints its fields, the expression that
+    decodes them, and how many messages fit. The exit code is 1 if no format fits half
+    of the messages. Does not start Spark.
     """
     begin = parse_start(start)
     from metaq.pipeline.installed import require_spark
@@ -435,13 +440,12 @@ def schema(
     looked_at = render.count_text(len(values), "message")
     if found is None:
         render.say(
-            f"topic {topic}: {looked_at} looked at; fewer than half of them have one of"
-            " the formats that are known: JSON objects, CSV, log lines, Avro with a"
-            " fingerprint"
+            f"topic {topic}: {looked_at} sampled; no known format fits half of them:"
+            " JSON objects, CSV, log lines, Avro with a fingerprint"
         )
         return False
     render.say(
-        f"topic {topic}: {looked_at} looked at, {found.fit_count} fit as"
+        f"topic {topic}: {looked_at} sampled, {found.fit_count} fit as"
         f" {found.form.value}"
     )
     for error, times in found.errors:

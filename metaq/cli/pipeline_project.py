@@ -56,31 +56,33 @@ FLOW_COLUMNS: Final = ("flow", "target", "batch", "finished")
         "source",
         default="logs",
         show_default=True,
-        help="Topic that log lines are in.",
+        help="Topic of the log lines.",
     ),
     click.option(
-        "--alerts", default="alerts", show_default=True, help="Topic for the alerts."
+        "--alerts", default="alerts", show_default=True, help="Topic of the alerts."
     ),
     flag(
         "--create-topics",
         "creates_topics",
-        help="Create the topics that are missing, with one partition on each broker.",
+        help="Create missing topics, with one partition on each broker.",
     ),
-    short_help="Write a new declared pipeline into DIRECTORY.",
+    short_help="Create a declared pipeline in DIRECTORY.",
     examples=("metaq pipeline init errors --topic logs --alerts alerts",),
 )
 def init(
     directory: Path, target: Target, *, source: str, alerts: str, creates_topics: bool
 ) -> None:
-    """Write a new declared pipeline into DIRECTORY: log lines → counts → alerts.
+    """Create a declared pipeline in DIRECTORY: log lines → counts → alerts.
 
-    It runs as it is written, and is made to be changed. A directory that has something
-    in it is refused. Topics that no broker serves are named.
+    It runs as created, and is meant to be changed. Refused if DIRECTORY is not empty.
+    Prints the names of topics that no broker serves.
     """
     from metaq.pipeline.declared.scaffold import create_project, write_at_least_once
 
     if target.brokers:
-        raise click.UsageError("a pipeline finds its brokers in ZooKeeper: no --broker")
+        raise click.UsageError(
+            "a pipeline finds its brokers in ZooKeeper: leave out --broker"
+        )
     topics = create_project(
         directory,
         zookeeper=target.zookeeper,
@@ -93,7 +95,7 @@ def init(
     except NoBrokerError as error:
         if creates_topics:
             raise
-        render.say(f"it is unknown which topics are missing: {error}")
+        render.say(f"cannot find out which topics are missing: {error}")
         missing = topics = ()
     if creates_topics:
         for topic in missing:
@@ -104,11 +106,11 @@ def init(
     if sets := _sets_of(target, written):
         write_at_least_once(directory)
         render.say(
-            f"broker {', '.join(map(str, sets))} is a replica set, which takes no"
-            " transactions: alerts and dead letters are written at least once, as"
-            f" metaq.delivery in {directory}/spark-pipeline.yml says"
+            f"broker {', '.join(map(str, sets))} is a replica set, which has no"
+            " transactions: alerts and dead letters are written at least once"
+            f" (metaq.delivery in {directory}/spark-pipeline.yml)"
         )
-    click.echo(f"{directory}: now metaq pipeline run {directory}")
+    click.echo(f"{directory}: created; start it with metaq pipeline run {directory}")
 
 
 def _sets_of(target: Target, topics: Collection[str]) -> list[int]:
@@ -123,7 +125,7 @@ def _sets_of(target: Target, topics: Collection[str]) -> list[int]:
 def _cure(missing: Sequence[str]) -> str:
     """Return the sentence about topics that no broker serves, with commands to run."""
     commands = (f"metaq topics create {name} --partitions 1" for name in missing)
-    return f"no broker serves {', '.join(missing)}: {'; '.join(commands)}"
+    return f"no broker serves {', '.join(missing)}; create with: {'; '.join(commands)}"
 
 
 def require_topics(directory: Path, configuration: Mapping[str, str]) -> None:
@@ -165,24 +167,24 @@ def _target_of(configuration: Mapping[str, str]) -> Target:
 class RunOptions:
     """Options of `metaq pipeline run` in addition to those of a job."""
 
-    is_once: bool = option("--once", is_flag=True, help="End after one update.")
+    is_once: bool = option("--once", is_flag=True, help="Stop after one update.")
     interval_s: float = option(
         "--every",
         type=SecondsRange(0, INTERVAL_S_MAX),
         default=5.0,
         show_default=True,
-        help="Seconds between the end of an update and the next one.",
+        help="Pause between two updates, in seconds.",
     )
     refreshed: tuple[str, ...] = option(
         "--full-refresh",
         multiple=True,
         metavar="TABLE",
-        help="Compute this table from the start, once; may be repeated.",
+        help="Recompute this table from the start, once; may be repeated.",
     )
     refreshes_all: bool = option(
         "--full-refresh-all",
         is_flag=True,
-        help="Compute everything from the start, once.",
+        help="Recompute all tables from the start, once.",
     )
     metrics_port: int | None = declared(metrics_option)
 
@@ -201,18 +203,22 @@ class RunOptions:
 def run_pipeline(directory: Path, options: RunOptions, run: JobRun) -> None:
     """Run the declared pipeline of DIRECTORY until SIGTERM or Ctrl-C.
 
-    Its tables are updated every few seconds; an update takes in what is there at its
-    start. Prints a line for each micro-batch.
-    The exit code is 0 when a signal ended it, and 1 when an update failed; the next
-    run goes on where the last one was, after a kill as well.
+    Updates the tables every few seconds; an update processes the data that is there at
+    its start. Prints one line per micro-batch. The exit code is 0 after a signal, and 1
+    if an update failed; the next run continues where this one ended, also after a kill.
     """
     if options.refreshed and options.refreshes_all:
-        raise click.UsageError("--full-refresh-all leaves no table to name")
+        raise click.UsageError(
+            "--full-refresh and --full-refresh-all exclude each other"
+        )
     from metaq.pipeline.declared import require_declarative
     from metaq.pipeline.installed import CONNECT
 
     if run.master.startswith(CONNECT) and (run.settings or run.log):
-        raise click.UsageError("a server of Spark Connect has its own --conf and log")
+        raise click.UsageError(
+            "--conf and --spark-log have no effect on a Spark"
+            " Connect server: set them there"
+        )
     # These warnings concern PySpark's internal calls only.
     warnings.filterwarnings("ignore", module="pyspark")
     require_declarative()
@@ -292,7 +298,7 @@ def _print_batch(batch: Any, *, as_json: bool) -> None:
 def status(directory: Path, *, as_json: bool) -> None:
     """Print the lag of the pipeline of DIRECTORY, and its last batches.
 
-    Without DIRECTORY, that of the present directory. It need not run.
+    DIRECTORY defaults to the current directory. The pipeline need not be running.
     """
     from metaq.pipeline.declared import require_declarative, scaffold
     from metaq.pipeline.declared.progress import flows_of
@@ -306,8 +312,8 @@ def status(directory: Path, *, as_json: bool) -> None:
     group = spec.configuration.get(scaffold.PROGRESS_GROUP)
     if group is None:
         raise ConfigError(
-            f"{directory}: its configuration names no {scaffold.PROGRESS_GROUP}, the"
-            " group to which its sources commit"
+            f"{directory}: the configuration has no {scaffold.PROGRESS_GROUP}, the"
+            " group for which its sources commit"
         )
     flows = flows_of(spec.storage)
     groups = describe_groups(_target_of(spec.configuration), group, with_parts=True)

@@ -65,18 +65,19 @@ class ProduceOptions:
     key: str | None = option(
         "--key",
         type=UTF8,
-        help="Key of every message; the same key, the same partition.",
+        help="Key of every message; messages of one key go to one partition.",
     )
     key_separator: str | None = option(
         "--key-separator",
         metavar="TEXT",
-        help="The key of a line is its part before this text; a line without it has"
-        " no key.",
+        help="Text between key and data in each line; a line without it has no key.",
     )
     headers: HeaderPairs = declared(headers_option)
     tag: str | None = declared(
         click.option(
-            "--tag", type=UTF8, help="Tag of every message, for consumers with --where."
+            "--tag",
+            type=UTF8,
+            help="Tag of every message, for consumers that filter with --where.",
         ),
         default=None,
     )
@@ -84,16 +85,17 @@ class ProduceOptions:
         "--delay",
         type=ReadWord(parse_span),
         metavar="SPAN",
-        help="Have each line delivered so long after it was read: 30m, 1h30m, 500ms.",
+        help="Deliver each line this long after it was read, such as 500ms, 30m or"
+        " 1h30m.",
     )
     deliver_at: dt.datetime | None = declared(
-        time_option("--at", "Have all lines delivered at that time.")
+        time_option("--at", "Deliver all lines at this time.")
     )
     expires_in: float | None = option(
         "--expires-in",
         type=ReadWord(parse_span),
         metavar="SPAN",
-        help="Have consumers pass over lines that are older: 10s, 1h.",
+        help="Let consumers skip lines older than this, such as 10s or 1h.",
     )
     as_json: bool = declared(json_option)
     """Print the summary as one object."""
@@ -142,13 +144,13 @@ def iter_lines(
     ),
 )
 def produce(target: Target, options: ProduceOptions) -> None:
-    """Put each line of standard input or of a file to TOPIC.
+    """Send each line of standard input or of a file to TOPIC.
 
-    A line ends with LF; all other bytes, a CR among them, are kept. A file is cut into
-    as many pieces as there are partitions, or more, which go to all of them at once;
-    lines of a pipe that are read at once go to one partition, the next to the next
-    partition. Within a piece the order is kept. A line whose outcome is not known
-    is sent again; the summary says how many may be stored twice.
+    Lines end with LF; all other bytes, including CR, are kept. A file is split into at
+    least as many pieces as there are partitions, and the pieces go to all partitions at
+    once. Lines that are read from a pipe together go to one partition, the next ones to
+    the next partition. The order within a piece is kept. A line whose outcome is
+    unknown is sent again; the summary says how many lines may be stored twice.
     """
     if options.key is not None and options.key_separator is not None:
         raise click.UsageError("--key and --key-separator exclude each other")
@@ -316,15 +318,15 @@ def _print_summary(
     if statistics.doubtful_count:
         render.say(
             f"{render.count_text(statistics.doubtful_count, 'line')} may be stored"
-            " twice: the outcome of the first sending was not known, so it was repeated"
+            " twice: they were sent again, because the first outcome was unknown"
         )
     if refused_count:
         render.say(
-            f"{render.count_text(refused_count, 'line')} not stored; nothing was sent"
-            " after that"
+            f"{render.count_text(refused_count, 'line')} not stored; no later line was"
+            " sent"
         )
     if unknown_count:
         render.say(
-            f"{render.count_text(unknown_count, 'line')} in doubt: sent, and stored or"
-            " not"
+            f"{render.count_text(unknown_count, 'line')} in doubt: sent, but possibly"
+            " not stored"
         )

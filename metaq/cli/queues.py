@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import click
 
@@ -38,12 +38,15 @@ PROGRESS_COLUMNS = (
     "done_per_s", "oldest_s", "passed_count", "expired_count", "letter_count",
     "floor", "end",
 )  # fmt: skip
+NEW: Final = QueueGroupDefinition(topic="")
+"""Defaults of a new group."""
+NEW_DELAYS: Final = ", ".join(f"{each / 1000:g}" for each in NEW.retry_delays_ms)
 WORKER_COLUMNS = ("worker", "partition", "messages")
 OVER_S = 1.0
 """Time over which `show` measures the rate of messages done, seconds."""
 Rates = Mapping[TopicPartition, float]
 
-group("queues", "List and show queue groups; make, change or delete one.")
+group("queues", "List or show queue groups; create, alter, redrive or delete one.")
 group_argument = click.argument("group", type=GROUP)
 
 
@@ -51,7 +54,8 @@ group_argument = click.argument("group", type=GROUP)
 def list_queues(target: Target, *, as_json: bool) -> bool:
     """List queue groups with their options.
 
-    What a newer version has made is named; then the exit code is 1.
+    Definitions written by a newer version are named on standard error; the exit code is
+    1 then.
     """
     show = partial(_print_groups, as_json=as_json)
     return target.show_defined(lambda admin: admin.queue_groups(), show)
@@ -63,10 +67,10 @@ def list_queues(target: Target, *, as_json: bool) -> bool:
     examples=("metaq queues show workers", "metaq queues show workers --json"),
 )
 def show(target: Target, group: str, *, as_json: bool) -> bool:
-    """Show how far GROUP is, and what its workers have.
+    """Show the progress of GROUP and the messages that its workers hold.
 
-    Expired leases and dead letters are counted since the broker began. A partition
-    whose broker is away is named; then the exit code is 1.
+    Expired leases and dead letters are counted since the broker started. Partitions
+    whose broker is away are named on standard error; the exit code is 1 then.
     """
 
     async def look(admin: AsyncAdmin) -> tuple[QueueGroupDescription, Rates]:
@@ -104,8 +108,8 @@ def show(target: Target, group: str, *, as_json: bool) -> bool:
     if not found.queues and not found.problems:
         topic = found.definition.topic
         render.say(
-            f"no partition of it yet: topic {topic} has had no message, or the group"
-            " was made within the last second"
+            f"no partitions yet: topic {topic} has had no message, or the group was"
+            " created within the last second"
         )
     return not found.problems
 
@@ -119,18 +123,20 @@ class GroupOptions:
         "lease_s",
         type=SecondsRange(LEASE_MS_MIN / 1000, LEASE_MS_MAX / 1000),
         metavar="SECONDS",
-        help="Time for which a message is its worker's, unless that renews it.",
+        help="Time until the lease of a delivery expires, unless its worker extends"
+        f" it, in seconds; {NEW.lease_ms / 1000:g} in a new group.",
     )
     deliveries_max: int | None = option(
         "--deliveries-max",
         type=click.IntRange(1, DELIVERIES_MAX),
-        help="Deliveries after which a message is given up.",
+        help="Deliveries after which a message is given up;"
+        f" {NEW.deliveries_max} in a new group.",
     )
     dead_letter_topic: str | None = option(
         "--dead-letter-topic",
         metavar="TOPIC",
         type=TOPIC,
-        help="An existing topic that takes messages that are given up.",
+        help="Existing topic that receives messages that are given up.",
     )
     then: Literal["drop"] | None = option(
         "--then", type=click.Choice(["drop"]), help="Drop messages that are given up."
@@ -141,15 +147,16 @@ class GroupOptions:
         multiple=True,
         type=SecondsRange(0, DELAY_MS_MAX / 1000),
         metavar="SECONDS",
-        help="Delay of a message that is given back once, twice, ... as often as it is"
-        " said; the last one repeats, and 0 is none.",
+        help="Delay before a message is delivered again, in seconds, 0 for none; may"
+        " be repeated for the second, third, ... time, and the last value applies to"
+        f" all later ones; {NEW_DELAYS} in a new group.",
     )
 
     where: str | None = option(
         "--where",
         metavar="FILTER",
         type=ReadWord(lambda text: text and parse_filter(text).text),
-        help="Only messages that match are the group's; '' for all.",
+        help="Deliver only messages that match; '' for all messages.",
     )
 
     def given(self) -> dict[str, Any]:
@@ -163,17 +170,19 @@ class GroupOptions:
 @command(
     "queues create",
     group_argument,
-    click.option("--topic", required=True, type=TOPIC, help="The topic that it is of."),
+    click.option("--topic", required=True, type=TOPIC, help="Topic of the group."),
     takes(GroupOptions, "options"),
     click.option(
         "--ordered-by",
         type=click.Choice(["key"]),
-        help="One message of a key at a time, in order.  [default: in any order]",
+        help="Deliver messages of one key in order, one at a time.  [default: in any"
+        " order]",
     ),
     click.option(
         "--start",
         type=click.Choice(["earliest", "latest"]),
-        help="Begin at the log start, or with what is put from now on.",
+        help="Start at the log start, or with messages put from now on.  [default:"
+        " earliest]",
     ),
     examples=(
         "metaq queues create workers --topic orders --dead-letter-topic orders-dead",
@@ -190,10 +199,10 @@ def create(
     *,
     as_json: bool,
 ) -> None:
-    """Make GROUP, as its first worker would.
+    """Create GROUP with its options, so that its workers need none.
 
-    Workers need no options then. What becomes of messages that are given up has to be
-    said: --dead-letter-topic, or --then drop.
+    Either --dead-letter-topic or --then drop is required, for messages that are given
+    up.
     """
     if options.dead_letter_topic is None and options.then is None:
         raise click.UsageError("Missing option '--dead-letter-topic' or '--then'.")
@@ -214,12 +223,13 @@ def create(
 def alter(target: Target, group: str, options: GroupOptions, *, as_json: bool) -> None:
     """Change options of GROUP, from the next delivery on.
 
-    Its topic, order and start stay as they are. What an old filter passed over does not
-    come. Workers that repeat an option have to say the new value when they start again.
+    Its topic, order and start position cannot be changed. Messages that an old filter
+    skipped are not delivered later. Workers that pass an option must pass the new value
+    when they start again.
     """
     given = options.given()
     if not any(each is not None for each in given.values()):
-        raise click.UsageError("nothing is said that would change")
+        raise click.UsageError("expected at least one option to change")
     new = target.ask(lambda admin: admin.alter_queue_group(group, **given))
     _print_groups({group: new}, as_json=as_json)
 
@@ -232,10 +242,10 @@ def alter(target: Target, group: str, options: GroupOptions, *, as_json: bool) -
 def delete(
     target: Target, group: str, *, is_dry: bool, is_sure: bool, as_json: bool
 ) -> None:
-    """Delete GROUP: its brokers forget what is done.
+    """Delete GROUP and its progress; the messages stay.
 
-    The messages stay. Prints the group and asks. If it comes back it begins as a new
-    group does.
+    Prints the group and asks for confirmation. If the group is used again, it starts as
+    a new group.
     """
     found = target.ask(lambda admin: admin.describe_queue_group(group))
     _print_groups({group: found.definition}, as_json=as_json)
@@ -264,10 +274,10 @@ def skip(
     is_dry: bool,
     is_sure: bool,
 ) -> None:
-    """Have GROUP pass over damage in a PARTITION of TOPIC, on the broker here.
+    """Skip damage for GROUP in PARTITION of TOPIC, on the broker of this machine.
 
-    Prints what is given up, and asks. What is damaged there comes to no worker any
-    more, also where a good copy of it is put back; the messages after it do.
+    Prints the damaged range and asks for confirmation. Messages in it are never
+    delivered to GROUP, even if a good copy is restored; messages after it are.
     """
     fields = {"topic": topic, "group": group, "partition": partition}
     found = ask(data_dir, "skip_damage", **fields)
@@ -276,10 +286,10 @@ def skip(
         f"damaged: offsets {start} to {end}, {end - start} bytes, with"
         f" {found['open_count']} open messages, file {found['file']}: {found['reason']}"
     )
-    question = f"Pass over {end - start} bytes of {topic}-{partition} for {group}?"
+    question = f"Skip {end - start} bytes of {topic}-{partition} for {group}?"
     if render.may_change(question, is_dry=is_dry, is_sure=is_sure):
         ask(data_dir, "skip_damage", **fields, start=start, end=end)
-        render.say(f"queue group {group} goes on at offset {end}")
+        render.say(f"queue group {group} continues at offset {end}")
 
 
 def rates_of(

@@ -32,7 +32,8 @@ from metaq.model import GroupOffset, HeaderPairs, Message, Offset, TopicPartitio
 from metaq.record.dead_letters import PREFIX
 
 COLUMNS = ("topic", "cause", "letters")
-INTERRUPTED: Final = "interrupted: a second call goes on, and sends no letter twice"
+INTERRUPTED: Final = "interrupted: run the command again to continue; no letter is"
+" sent twice"
 BATCH_COUNT: Final = 500
 CAUSES_MAX: Final = 50
 """Maximum number of causes counted separately; others are counted together."""
@@ -48,20 +49,20 @@ class LetterChoice:
     """Criteria of the dead letters to send back; None: any."""
 
     key: str | None = declared(
-        click.option("--key", help="Send back those with this key."), default=None
+        click.option("--key", help="Only letters with this key."), default=None
     )
     cause: str | None = declared(
         click.option(
-            "--cause", metavar="TEXT", help="Send back those with TEXT in their cause."
+            "--cause", metavar="TEXT", help="Only letters whose cause contains TEXT."
         ),
         default=None,
     )
     since: dt.datetime | None = declared(
-        time_option("--since", "Send back those given up at that time or later."),
+        time_option("--since", "Only letters given up at this time or later."),
         default=None,
     )
     until: dt.datetime | None = declared(
-        time_option("--until", "Send back those given up before that time."),
+        time_option("--until", "Only letters given up before this time."),
         default=None,
     )
     limit: int | None = declared(
@@ -69,7 +70,7 @@ class LetterChoice:
             "--limit",
             type=click.IntRange(1),
             metavar="COUNT",
-            help="Send back so many at most.  [default: all]",
+            help="Maximum number of letters to send back.  [default: all]",
         ),
         default=None,
     )
@@ -111,26 +112,26 @@ def redrive(
 ) -> None:
     """Send dead letters of GROUP back to their topics.
 
-    Counts them by cause and asks. Each is sent once: a second call goes on where the
-    first one ended, or was killed. They are new messages of their topics, and all
-    groups of these get them. Letters that are read on the way and not chosen are put
-    at the end of the dead-letter topic.
+    Prints their number by cause and asks for confirmation. Each letter is sent once:
+    the next run continues where this one ended or was killed. The letters become new
+    messages of their topics, which all groups of these topics receive. Letters that are
+    read but not selected are put at the end of the dead-letter topic.
     """
     topic, counts, ends = target.run(lambda client: _find(client, group, choice))
     if sets := find_sets(target) & {partition.broker_id for partition in ends}:
         raise ClientError(
             f"dead letters of topic {topic} at broker {min(sets)} cannot be sent back:"
-            " it is a replica set, which takes no transactions; read them and send"
-            " them by a program"
+            " it is a replica set, which has no transactions; read and send them"
+            " with a program"
         )
     rows = [(*origin, count) for origin, count in counts.most_common()]
     render.print_rows(COLUMNS, rows, as_json=as_json)
     total = min(counts.total(), choice.limit or counts.total())
     if not total:
-        such = "" if choice.is_all else " of that kind"
+        such = "" if choice.is_all else " that match"
         render.say(
-            f"queue group {group} has no dead letters{such} in topic {topic} that were"
-            " not sent back"
+            f"queue group {group} has no dead letters{such} in topic {topic} still to"
+            " be sent back"
         )
         return
     letters = render.count_text(total, "dead letter")
@@ -167,11 +168,12 @@ async def _topic_of(client: AsyncClient, group: str) -> str:
     known = await client.admin().queue_groups()
     if group not in known:
         names = ", ".join(known) or "none"
-        raise ClientError(f"no queue group {group}; groups there are: {names}")
+        raise ClientError(f"no queue group {group}; existing groups: {names}")
     topic = known[group].dead_letter_topic
     if topic is None:
         raise ClientError(
-            f"queue group {group} drops what it gives up: it has no dead letters"
+            f"queue group {group} drops messages that it gives up: it has no dead"
+            " letters"
         )
     return topic
 
@@ -220,8 +222,9 @@ async def _send(
                     batch = await anext(batches)
             except TimeoutError as error:
                 raise RequestTimeoutError(
-                    f"group {_reader_of(group)} gets nothing to send for {timeout_s:g}"
-                    " s: it may have another member, or one that was killed just now"
+                    f"group {_reader_of(group)} received no letter within"
+                    f" {timeout_s:g} s: another member may hold its partitions, or one"
+                    " that was killed just now"
                 ) from error
             with _refusing_large(topic):
                 async with producer.exactly_once(batch) as tx:

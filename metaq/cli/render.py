@@ -79,7 +79,8 @@ def may_change(question: str, *, is_dry: bool, is_sure: bool) -> bool:
     elif not is_sure:
         if not sys.stdin.isatty():
             raise click.UsageError(
-                f"{question} Not asked, for the input is no terminal: --yes means yes"
+                f"{question} Cannot ask, because standard input is not a terminal: use"
+                " --yes to confirm"
             )
         click.confirm(question, abort=True, err=True)
     return not is_dry

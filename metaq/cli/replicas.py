@@ -87,17 +87,21 @@ def replica_option(
     return click.option(word, name, type=REPLICA, help=text, **more)
 
 
-MIN_TEXT: Final = "So many replicas must have a put before it is acknowledged."
+MIN_TEXT: Final = "Number of replicas that must have a put before it is acknowledged."
 replica_argument = click.argument("replica", type=REPLICA)
 min_option = replica_option("--min", "min_in_sync", MIN_TEXT)
 id_option = click.option(
     "--id",
     "broker_id",
     type=click.IntRange(0),
-    help="Broker id of the set.  [default: the only set there is]",
+    help="Broker id of the set.  [default: the only set]",
 )
 config_option = click.option(
-    "--config", "path", required=True, type=FILE, help="Settings of the replica."
+    "--config",
+    "path",
+    required=True,
+    type=FILE,
+    help="Configuration file of the replica.",
 )
 settings_option = pairs_option("--set", "settings", "Override a key")
 
@@ -121,9 +125,7 @@ def at_set(
         CoordinationError: ZooKeeper has stopped answering.
     """
     if target.brokers:
-        raise click.UsageError(
-            "replicas are asked for in ZooKeeper: leave out --broker"
-        )
+        raise click.UsageError("replicas are found in ZooKeeper: leave out --broker")
 
     async def run() -> T:
         clock, paths = SystemClock(), NodePaths(normalize_root(target.root))
@@ -190,24 +192,25 @@ def look(
     cls=ListingGroup,
 )
 def show_replicas(target: Target, broker_id: int | None, *, as_json: bool) -> bool:
-    """Print the replicas of a broker, or run one of the commands.
+    """Show the replica set of a broker, or change it with a command.
 
-    Who leads, who is in sync, and how far the others are. The exit code is 1 while no
-    replica leads, or puts are refused because too few replicas are there.
+    Prints the leader, the in-sync replicas and the lag of the others. The exit code is
+    1 if no replica leads, or if puts are refused because too few in-sync replicas are
+    present.
     """
     view, facts, errors = look(target, broker_id)
     record = view.view.record
     if record is None and not view.shown and broker_id is not None:
         others = _numbers(find_sets(target) - {broker_id}) or "none"
         raise ReplicaSetError(
-            f"ZooKeeper knows no replica set of broker {broker_id}; sets there are:"
-            f" {others}; where it has lost one, start the replicas, then 'metaq"
+            f"ZooKeeper has no replica set of broker {broker_id}; existing sets:"
+            f" {others}; if it has lost one, start the replicas and run 'metaq"
             " replicas restore'"
         )
     if record is None:
         raise ReplicaSetError(
-            "ZooKeeper has no record of this set: 'metaq replicas restore' makes it"
-            f" again from the copies of its replicas; there are {sorted(view.shown)}"
+            "ZooKeeper has no record of this set: 'metaq replicas restore' restores it"
+            f" from the copies of its replicas; present: {sorted(view.shown)}"
         )
     leader = view.view.leader
     leads = leader.replica if leader else None
@@ -230,7 +233,7 @@ def show_replicas(target: Target, broker_id: int | None, *, as_json: bool) -> bo
     _print_rows(rows)
     render.say(
         f"{f'replica {leads}' if leads else 'no replica'} leads in epoch"
-        f" {record.epoch.number}; in sync and there are {_numbers(there) or 'none'};"
+        f" {record.epoch.number}; in sync and present: {_numbers(there) or 'none'};"
         f" {record.min} must have a put before it is acknowledged"
     )
     return is_well
@@ -286,7 +289,7 @@ def _print_rows(rows: Sequence[Sequence[render.Cell]]) -> None:
 def add(
     target: Target, replica: int, broker_id: int | None, min_in_sync: int | None
 ) -> None:
-    """Let REPLICA be one of the set: it copies the logs, then it is in sync.
+    """Add REPLICA to the set; it copies the logs and then becomes in sync.
 
     Start it afterwards, on an empty data directory.
     """
@@ -303,9 +306,9 @@ def add(
 def remove(
     target: Target, replica: int, broker_id: int | None, min_in_sync: int | None
 ) -> None:
-    """Take REPLICA out of the set for good; its data stays where it is.
+    """Remove REPLICA from the set for good; its data is not deleted.
 
-    Refused for the leader, and where too few replicas would be in sync.
+    Refused for the leader, or if too few replicas would remain in sync.
     """
     _settle(target, broker_id, min_in_sync, lambda known: known - {replica})
 
@@ -342,24 +345,28 @@ def _numbers(replicas: Iterable[int]) -> str:
 
 @command(
     "replicas transfer",
-    replica_option("--to", "replica", "Who is to lead.", required=True),
+    replica_option(
+        "--to", "replica", "Replica that becomes the leader.", required=True
+    ),
     id_option,
     examples=("metaq replicas transfer --to 2",),
 )
 def transfer(
     target: Target, replica: int, broker_id: int | None, *, leads_s: float = LEADS_S
 ) -> bool:
-    """Have the leader hand over to another replica that is in sync.
+    """Transfer leadership to another in-sync replica.
 
-    Puts wait for a moment, and none fails. The exit code is 1 if the other one does not
-    lead after half a minute.
+    Puts are delayed for a moment, and none fails. The exit code is 1 if the replica
+    does not lead within 30 s.
     """
 
     def plan(view: SetView, record: SetRecord) -> Change | None:
         if record.leader == replica or record.target == replica:
             return None
         if replica not in counted(view.view.presences):
-            raise ReplicaSetError(f"replica {replica} is not there, or not ready")
+            raise ReplicaSetError(
+                f"replica {replica} cannot lead: it is away, or not ready"
+            )
         return plan_transfer(record, view.view.version, replica)
 
     return _lead(target, broker_id, replica, plan, leads_s)
@@ -382,7 +389,12 @@ def _lead(
 
 @command(
     "replicas elect",
-    replica_option("--force", "replica", "The one that has the most.", required=True),
+    replica_option(
+        "--force",
+        "replica",
+        "Replica to elect: the one that has the most data.",
+        required=True,
+    ),
     id_option,
     examples=("metaq replicas elect --force 2",),
 )
@@ -394,40 +406,44 @@ def elect(
     is_sure: bool,
     leads_s: float = LEADS_S,
 ) -> bool:
-    """Let one replica lead with what it has, when those with all bytes are gone.
+    """Elect a replica that lacks data, after those with all data are gone.
 
-    Prints which logs of other replicas that are there have more, and asks. What it
-    lacks is lost for good: the others are cut to what it has. Offsets that groups have
-    committed above its log ends are set to these; stop their members before.
+    Prints which logs of the other reachable replicas have more data, and asks for
+    confirmation. Data that the elected replica lacks is lost for good: the others are
+    truncated to its log ends. Committed offsets above these log ends are lowered to
+    them; stop the members of the groups first.
     """
     view, facts, errors = look(target, broker_id)
     record = view.view.record
     if record is None:
-        raise ReplicaSetError("no record in ZooKeeper: first 'metaq replicas restore'")
+        raise ReplicaSetError(
+            "ZooKeeper has no record of this set: run 'metaq replicas restore' first"
+        )
     if replica not in facts:
-        reason = errors.get(replica, "it is not there")
-        raise ReplicaSetError(f"replica {replica} does not say what it has: {reason}")
+        reason = errors.get(replica, "it is away")
+        raise ReplicaSetError(f"replica {replica} does not report its logs: {reason}")
     losses = find_losses(facts, replica)
     rows = [(*each[:4], _numbers(each.replicas)) for each in losses]
     render.print_rows(LOSS_COLUMNS, rows, as_json=False)
     unknown = record.replicas - facts.keys()
     render.say(
-        f"{len(losses)} logs of {len(facts[replica].logs)} have less at replica"
-        f" {replica} than elsewhere; not asked: {_numbers(unknown) or 'none'}"
+        f"{len(losses)} logs of {len(facts[replica].logs)} are shorter at replica"
+        f" {replica} than elsewhere; replicas without an answer:"
+        f" {_numbers(unknown) or 'none'}"
     )
     if replica not in record.in_sync and (silent := record.in_sync & unknown):
         render.say(
-            f"replica {replica} is not in sync, and {_numbers(silent)} cannot be asked:"
-            " what was acknowledged without it is lost, too"
+            f"replica {replica} is not in sync, and no answer came from"
+            f" {_numbers(silent)}: puts acknowledged without it are lost, too"
         )
     ends = {log.name: log.end for log in facts[replica].logs}
     lower = partial(_lower_offsets, ends=ends)
     for each in at_set(target, broker_id, partial(lower, is_dry=True)):
         render.say(
-            f"group {each.group} has committed {each.committed} of {each.partition},"
-            f" and goes on at {each.end}"
+            f"group {each.group}: committed offset {each.committed} of"
+            f" {each.partition} will be set to {each.end}"
         )
-    question = f"Let replica {replica} lead, and lose what it lacks?"
+    question = f"Elect replica {replica}, and lose the data that it lacks?"
     render.may_change(question, is_dry=False, is_sure=is_sure)
     nonce = uuid.uuid4().hex
 
@@ -465,7 +481,12 @@ def _has_claim(record: SetRecord, nonce: str) -> bool:
 
 @command(
     "replicas restore",
-    replica_option("--missing", "missing", "Go on without it.", multiple=True),
+    replica_option(
+        "--missing",
+        "missing",
+        "Replica to continue without; may be repeated.",
+        multiple=True,
+    ),
     id_option,
     examples=("metaq replicas restore --dry-run", "metaq replicas restore --missing 3"),
 )
@@ -477,10 +498,10 @@ def restore(
     is_dry: bool,
     is_sure: bool,
 ) -> None:
-    """Write the record of a set again, when ZooKeeper has lost it or was set back.
+    """Restore the record of a set that ZooKeeper has lost or reverted.
 
-    The replicas freeze then and keep their copies; the newest is taken. Start all of
-    them before. Where the record is good nothing is written.
+    The replicas freeze in that case and keep copies of the record; the newest copy is
+    written. Start all replicas first. If the record is intact, nothing is written.
     """
     nonce = uuid.uuid4().hex
     seen, facts, errors = look(target, broker_id)
@@ -507,7 +528,9 @@ def restore(
         if _has_claim(found, nonce):
             return None
         if found != seen.view.record:
-            raise ReplicaSetError("the set has another record now: look again")
+            raise ReplicaSetError(
+                "the record of the set has changed: run the command again"
+            )
         version = view.view.version
         return Change(Purpose.OPERATOR, record, version, LeaderNode.DELETED)
 
@@ -522,7 +545,12 @@ def restore(
     "replicas init",
     config_option,
     settings_option,
-    replica_option("--replica", "others", "Another one of the set.", multiple=True),
+    replica_option(
+        "--replica",
+        "others",
+        "Another replica of the set; may be repeated.",
+        multiple=True,
+    ),
     replica_option(
         "--min", "min_in_sync", MIN_TEXT, default=MIN_IN_SYNC, show_default=True
     ),
@@ -537,10 +565,11 @@ def init(
     is_sure: bool,
     new_coordinator: Callable[[Clock], Coordinator] | None = None,
 ) -> None:
-    """Make a set of replicas from the one data directory that has the data.
+    """Create a replica set from the one data directory that has the data.
 
-    Run it once, where the broker ran until now, or where the first replica is to be.
-    The others start empty and copy it. No broker may be running there.
+    Run it once, where the broker has been running, or where the first replica will run.
+    The other replicas start empty and copy the data. No broker may be running on the
+    directory.
     """
     config = load_config(str(path), read_bytes, settings)
     replica, target = _replica_of(config, new_coordinator)
@@ -555,7 +584,7 @@ def init(
             f" {_numbers(drawn.replicas)}; replica {replica} has its data:"
             f" {render.count_text(count, 'partition')} in {paths[0]}"
         )
-        question = "Is this the one data directory that has the data?"
+        question = "Is this the only data directory that has the data?"
         render.may_change(question, is_dry=False, is_sure=is_sure)
 
         work = partial(make_set, paths=paths, drawn=drawn, replica=replica)
@@ -589,7 +618,7 @@ async def make_set(
 
     def check(_view: SetView, found: SetRecord) -> None:
         if found.set_id != record.set_id:
-            raise ReplicaSetError(f"another set was made: {found.set_id}")
+            raise ReplicaSetError(f"another set was created: {found.set_id}")
 
     return await change_set(nodes, check, first=record, members={replica: member})
 
@@ -598,7 +627,11 @@ async def make_set(
     "replicas join",
     config_option,
     settings_option,
-    flag("--discard", "is_discarding", help="Move the partitions here out of the way."),
+    flag(
+        "--discard",
+        "is_discarding",
+        help="Move the partitions of the data directory aside.",
+    ),
     examples=("metaq replicas join --config server.ini --discard",),
 )
 def join(
@@ -611,9 +644,9 @@ def join(
 ) -> bool:
     """Check that a replica can join its set when it is started.
 
-    A data directory that has partitions, and is none that the set knows, does not join:
-    with --discard they are moved into `aside` there, and the replica copies all of it
-    from the leader. No broker may be running there.
+    A data directory that has partitions but is unknown to the set cannot join:
+    --discard moves the partitions to `aside` in that directory, and the replica then
+    copies all data from the leader. No broker may be running on the directory.
     """
     config = load_config(str(path), read_bytes, settings)
     replica, target = _replica_of(config, new_coordinator)
@@ -627,17 +660,17 @@ def join(
         count = sum(len(find_logs(fs, each)) for each in paths)
         if count and not is_discarding:
             render.say(
-                f"{paths[0]} has {render.count_text(count, 'partition')}: if they are"
-                " of no use, add --discard"
+                f"{paths[0]} has {render.count_text(count, 'partition')}: use --discard"
+                " to move them aside if they are not needed"
             )
             return False
         if is_discarding:
             if not others:
                 raise ReplicaSetError(
-                    f"no other in-sync replica is there, so {paths[0]} may have what"
-                    " no other has: start one of them first"
+                    f"no other in-sync replica is present, so {paths[0]} may have the"
+                    " only copy of some data: start one of them first"
                 )
-            question = f"Move {render.count_text(count, 'partition')} out of the way?"
+            question = f"Move {render.count_text(count, 'partition')} aside?"
             render.may_change(question, is_dry=False, is_sure=is_sure)
             leave_set(fs, paths, SystemClock().wall_ms())
     render.say(f"replica {replica} joins when it is started")

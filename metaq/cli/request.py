@@ -15,7 +15,7 @@ from metaq.model import HeaderPairs
     topic_argument,
     click.argument("data"),
     click.option(
-        "--key", type=UTF8, help="Key of the request; it chooses the partition."
+        "--key", type=UTF8, help="Key of the request, which selects the partition."
     ),
     headers_option,
     click.option(
@@ -34,9 +34,9 @@ def request(
     headers: HeaderPairs,
     tag: str | None,
 ) -> None:
-    """Send DATA to the responders of TOPIC; print the reply, followed by a line end.
+    """Send DATA as a request to TOPIC; print the reply, followed by a newline.
 
-    Without a reply within --timeout the exit code is 1, also where the handler failed.
+    The exit code is 1 if no reply arrives within --timeout, or if the handler failed.
     """
     check_tag(tag, headers)
     with target.client() as client:

@@ -15,7 +15,7 @@ from metaq.model import Millis
 HOUR_COLUMNS = ("hour", "messages")
 COLUMNS = ("due", "topic", "partition", "messages")
 
-group("scheduled", "List messages that wait for their time, or take them back.")
+group("scheduled", "List or cancel scheduled messages.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,16 +23,18 @@ class DueRange:
     """Options for a range of due times."""
 
     since: dt.datetime | None = declared(
-        time_option("--from", "Those that are due at that time or later.")
+        time_option("--from", "Only messages due at this time or later.")
     )
     until: dt.datetime | None = declared(
-        time_option("--to", "Those that are due before that time.")
+        time_option("--to", "Only messages due before this time.")
     )
 
 
 @command(
     "scheduled list",
-    click.option("--topic", type=TOPIC, help="Those of this topic.  [default: of all]"),
+    click.option(
+        "--topic", type=TOPIC, help="Only messages of this topic.  [default: all]"
+    ),
     takes(DueRange, "due"),
     click.option(
         "--max",
@@ -40,7 +42,7 @@ class DueRange:
         type=click.IntRange(0, 1000),
         default=20,
         show_default=True,
-        help="Name so many batches, the soonest ones.",
+        help="Maximum number of batches to list, the soonest first.",
     ),
     examples=(
         "metaq scheduled list",
@@ -50,9 +52,9 @@ class DueRange:
 def list_scheduled(
     target: Target, topic: str | None, due: DueRange, count_max: int, *, as_json: bool
 ) -> bool:
-    """List messages that wait: how many are due in each hour, and the soonest ones.
+    """List scheduled messages: their number per hour, and the soonest batches.
 
-    A broker that cannot be asked is named; then the exit code is 1.
+    Brokers that do not answer are named on standard error; the exit code is 1 then.
     """
     found = target.ask(
         lambda admin: admin.scheduled(
@@ -81,10 +83,10 @@ def cancel(
     is_sure: bool,
     as_json: bool,
 ) -> bool:
-    """Take back what waits for TOPIC; it is never delivered then.
+    """Cancel scheduled messages of TOPIC, so that they are never delivered.
 
-    Prints what there is and asks. A message whose time comes before the answer is
-    delivered.
+    Prints them and asks for confirmation. A message that becomes due before the answer
+    is delivered.
     """
     found = target.ask(
         lambda admin: admin.scheduled(topic, since=due.since, until=due.until)
@@ -93,14 +95,14 @@ def cancel(
     if found.problems or not found.message_count:
         return not found.problems
     count = render.count_text(found.message_count, "message")
-    question = f"Take back {count} of topic {topic}?"
+    question = f"Cancel {count} of topic {topic}?"
     if render.may_change(question, is_dry=is_dry, is_sure=is_sure):
         done = target.ask(
             lambda admin: admin.cancel_scheduled(
                 topic, since=due.since, until=due.until
             )
         )
-        render.say(f"{render.count_text(done, 'message')} taken back")
+        render.say(f"{render.count_text(done, 'message')} cancelled")
     return True
 
 

@@ -80,21 +80,21 @@ class LocalOptions:
     data_dir: Path | None = option(
         "--data-dir",
         type=click.Path(file_okay=False, path_type=Path),
-        help="Directory of all data.  [default: metaq in the user's data directory]",
+        help="Directory for all data.  [default: metaq in the user's data directory]",
     )
     port: int = option(
         "--port",
         type=click.IntRange(0, PORT_MAX),
         default=PORT,
         show_default=True,
-        help="Port of the broker, of its first replica; 0 picks a free one.",
+        help="Port of the broker, or of its first replica; 0 selects a free port.",
     )
     zookeeper_port: int = option(
         "--zk-port",
         type=click.IntRange(0, PORT_MAX),
         default=ZOOKEEPER_PORT,
         show_default=True,
-        help="Port of ZooKeeper; 0 picks a free one.",
+        help="Port of ZooKeeper; 0 selects a free port.",
     )
     settings: dict[str, str] = declared(
         pairs_option("--set", "settings", "Override a key of server.ini")
@@ -110,7 +110,7 @@ class LocalOptions:
         type=click.IntRange(1, REPLICA_MAX),
         default=1,
         show_default=True,
-        help="Run the broker as so many processes, each with all of the data.",
+        help="Number of replicas of the broker: processes that each have all data.",
     )
 
 
@@ -121,12 +121,12 @@ class LocalOptions:
         "path",
         required=True,
         type=FILE,
-        help="Settings, in MetaQ's format.",
+        help="Configuration file of the broker, in MetaQ's format.",
     ),
     pairs_option(
         "--set",
         "settings",
-        "Override a key; TOPIC:KEY=VALUE overrides it for one topic",
+        "Override a key of the file, or with TOPIC:KEY=VALUE of one topic",
     ),
     examples=(
         "metaq broker --config config/server.ini",
@@ -134,9 +134,9 @@ class LocalOptions:
     ),
 )
 def serve_broker(path: Path, settings: dict[str, str]) -> None:
-    """Run a broker in the foreground, until SIGTERM or Ctrl-C.
+    """Run a broker in the foreground until SIGTERM or Ctrl-C.
 
-    SIGHUP reloads the configuration.
+    SIGHUP reloads the configuration file.
     """
     # Ignored until the broker has its handler: the settings are read now anyway.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -158,11 +158,11 @@ def serve_broker(path: Path, settings: dict[str, str]) -> None:
     ),
 )
 def serve_local(options: LocalOptions) -> None:
-    """Run ZooKeeper and a broker on this machine, for this machine.
+    """Run ZooKeeper and a broker on this machine, for local clients.
 
-    Prints one line when both are ready; logs go to standard error and to
-    local/zookeeper in the data directory. Ends on SIGTERM or Ctrl-C. With several
-    replicas a line for each follows, and again for one that had ended.
+    Prints one line when both are ready; with several replicas, a further line for each,
+    and again after one was restarted. Logs go to standard error, those of ZooKeeper to
+    local/zookeeper in the data directory. Ends on SIGTERM or Ctrl-C.
     """
     data_dir = (options.data_dir or default_data_dir()).absolute()
     # Report mistakes in settings before anything is started or created.
@@ -202,7 +202,7 @@ def _naming_another(option: str, port: int) -> Iterator[None]:
         is_taken = isinstance(cause, OSError) and cause.errno == errno.EADDRINUSE
         if not is_taken or f":{port}: " not in str(error):
             raise
-        raise type(error)(f"{error}; {option} takes another") from cause
+        raise type(error)(f"{error}; choose another with {option}") from cause
 
 
 def _run(
@@ -228,8 +228,8 @@ def _run(
         problem = _registration_problem(broker)
         if problem:
             render.say(
-                f"not ready: no client finds the broker in ZooKeeper at {connect}:"
-                f" {problem}; it is tried again"
+                f"not ready: the broker is not registered in ZooKeeper at {connect}:"
+                f" {problem}; retrying"
             )
         _print_when_registered(broker, line)
 
@@ -382,7 +382,7 @@ def _make_directories(data_dir: Path) -> None:
             path.mkdir(DIRECTORY_MODE, exist_ok=True)
     except OSError as error:
         raise ConfigError(
-            f"cannot make the data directory {local}: {error.strerror}"
+            f"cannot create the data directory {local}: {error.strerror}"
         ) from error
 
 

@@ -63,15 +63,17 @@ class ShipOptions:
     state: Path | None = option(
         "--state",
         type=FILE,
-        help="Keep the position in the file here, to go on from after a restart.",
+        help="File that stores the position in FILE, to continue there after a"
+        " restart.",
     )
     from_start: bool = option(
         "--from-start",
         is_flag=True,
-        help="The first time, send what is there already.  [default: new lines only]",
+        help="On the first run, also send the existing lines.  [default: new lines"
+        " only]",
     )
-    once: bool = option("--once", is_flag=True, help="End at the end of the file.")
-    partition: str | None = declared(put_option("one, by the file's name"))
+    once: bool = option("--once", is_flag=True, help="Stop at the end of FILE.")
+    partition: str | None = declared(put_option("one, selected by the path of FILE"))
     attribute: str | None = declared(attribute_option)
     headers: HeaderPairs = declared(headers_option, default=())
     metrics_port: int | None = declared(metrics_option, default=None)
@@ -96,28 +98,28 @@ class _Counts:
     ),
 )
 def ship(target: Target, options: ShipOptions) -> None:
-    """Put each line that FILE gains to TOPIC, through its rotation.
+    """Send each new line of FILE to TOPIC, following log rotation.
 
-    FILE may be renamed and made again, or copied and cut; a line is sent when it has
-    its end. With --state no line is lost over a restart, and after a crash the lines
-    of one batch at most come twice. A broker has to be there at the start; for one
-    that goes away it waits.
+    FILE may be renamed and created again, or copied and truncated. A line is sent once
+    it ends with a newline. With --state, no line is lost by a restart, and after a
+    crash the lines of at most one batch are sent twice. A broker must be available at
+    the start; later, the command retries until a broker is available.
     """
     if options.once and not options.file.exists():
-        raise ConfigError(f"{options.file}: there is no such file")
+        raise ConfigError(f"{options.file}: no such file")
     if options.file.exists() and not options.file.is_file():
         # The open of a pipe would block, and a pipe has no position to return to.
         raise ConfigError(
-            f"{options.file}: expected a regular file; of a pipe, metaq produce reads"
-            " the lines"
+            f"{options.file}: expected a regular file; 'metaq produce' sends the lines"
+            " of a pipe"
         )
     bookmark = None
     if options.state is not None:
         # Messages sent without a stored position would be sent again.
         if not os.access(options.state.parent, os.W_OK):
             raise ConfigError(
-                f"{options.state}: the state cannot be kept there, the directory is"
-                " missing or takes no files"
+                f"{options.state}: cannot store the state there: the directory is"
+                " missing or not writable"
             )
         bookmark = read_state(options.state, options.file, options.topic)
     wanted = (options.partition,) if options.partition else ()
@@ -209,7 +211,7 @@ def _send(
                 raise cause
         failures += 1
         pause_s = BACKOFF.delay_s(failures)
-        render.say(f"not stored yet, again in {pause_s:.1f} s: {causes[0]}")
+        render.say(f"lines not stored yet, retrying in {pause_s:.1f} s: {causes[0]}")
         with interrupts.pause():
             time.sleep(pause_s)
 
@@ -230,16 +232,16 @@ def read_state(path: Path, file: Path, topic: str) -> Bookmark | None:
         bookmark = Bookmark(**{name: int(state[name]) for name in _FIELDS})
         known = (state["file"], state["topic"])
     except (ValueError, KeyError, TypeError, ArithmeticError, RecursionError) as error:
-        raise ConfigError(f"{path}: no state of metaq ship: {error}") from None
+        raise ConfigError(f"{path}: not a state file of metaq ship: {error}") from None
     if not 0 <= bookmark.check_bytes <= min(bookmark.position, CHECK_BYTES):
         raise ConfigError(
-            f"{path}: no state of metaq ship: expected up to {CHECK_BYTES} bytes before"
-            f" position {bookmark.position}, got {bookmark.check_bytes}"
+            f"{path}: not a state file of metaq ship: expected up to {CHECK_BYTES}"
+            f" bytes before position {bookmark.position}, got {bookmark.check_bytes}"
         )
     if known != (str(file.absolute()), topic):
         raise ConfigError(
-            f"{path}: expected the state of {file.absolute()} to topic {topic}, got"
-            f" that of {known[0]} to {known[1]}"
+            f"{path}: expected the state of {file.absolute()} for topic {topic}, got"
+            f" that of {known[0]} for {known[1]}"
         )
     return bookmark
 
@@ -278,5 +280,5 @@ def _print_summary(counts: _Counts, lost_count: int, *, as_json: bool) -> None:
     if lost_count:
         render.say(
             f"{render.count_text(lost_count, 'gap')}, where lines may be missing: a"
-            " file was cut, removed or made unreadable before they were read"
+            " file was truncated, removed or unreadable before they were read"
         )

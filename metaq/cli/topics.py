@@ -38,9 +38,9 @@ STATUS_COLUMNS = ("broker", "is_there", "partitions", "effect", "text")
 def topics(target: Target, names: tuple[str, ...], *, as_json: bool) -> bool:
     """List topics; create, alter, delete or describe one.
 
-    One row per partition: the broker that serves it, its state and its offsets. A
-    partition whose broker is away is listed too; then the exit code is 1. A word that
-    is one of the commands below, or `list`, is no topic.
+    Prints one row per partition: its broker, state and offsets. Partitions whose broker
+    is away are listed, too; the exit code is 1 then. A topic named like one of the
+    commands below, or `list`, cannot be named here.
     """
 
     async def look(admin: AsyncAdmin) -> tuple[Sequence[PartitionDescription], str]:
@@ -117,22 +117,22 @@ class TopicOptions:
     partitions: int | None = option(
         "--partitions",
         type=click.IntRange(1),
-        help="How many, on each of its brokers; needed for a new topic. They never"
-        " become fewer.",
+        help="Number of partitions on each broker; required for a new topic, and can"
+        " only be increased.",
     )
     served_by: Brokers | None = option(
         "--brokers",
         metavar="all|ID,...",
         callback=read_brokers,
-        help="Brokers that serve it; 'all' includes later ones.",
+        help="Brokers that serve the topic; 'all' includes brokers added later.",
     )
     settings: dict[str, str] = declared(
         pairs_option(
             "--set",
             "settings",
-            "A setting, as in a topic section of server.ini: "
+            "Topic setting, as in server.ini: "
             + ", ".join(key.name for key in DEFINITION_KEYS)
-            + "; a blank value goes back to the broker's default",
+            + "; an empty value restores the broker's default",
         )
     )
 
@@ -151,10 +151,11 @@ topic_argument = click.argument("topic")
     ),
 )
 def create(target: Target, topic: str, options: TopicOptions, *, as_json: bool) -> None:
-    """Make TOPIC, on all brokers or some.
+    """Create TOPIC on all or some brokers.
 
-    Waits until its brokers serve it. Brokers adopt it at once, beside their server.ini,
-    whose sections win. Brokers of MetaQ 1.4 take topics from server.ini alone.
+    Waits until the brokers serve it, which needs no restart. A topic section in a
+    broker's server.ini takes precedence. Brokers of MetaQ 1.4 read topics from
+    server.ini only.
     """
     partitions = options.partitions
     if partitions is None:
@@ -180,11 +181,11 @@ def create(target: Target, topic: str, options: TopicOptions, *, as_json: bool) 
     ),
 )
 def alter(target: Target, topic: str, options: TopicOptions, *, as_json: bool) -> None:
-    """Change TOPIC: more partitions, other brokers or settings.
+    """Change the partitions, brokers or settings of TOPIC.
 
-    Waits until its brokers serve it like that. What a broker has that is not among them
-    any more stays readable there. A topic that is served and was not made by command is
-    put under command.
+    Waits until the brokers have applied the change. Existing partitions on other
+    brokers stay readable. A topic that is served without having been created by a
+    command is managed by commands from then on.
     """
     found = target.ask(
         lambda admin: admin.alter_topic(
@@ -204,28 +205,28 @@ def alter(target: Target, topic: str, options: TopicOptions, *, as_json: bool) -
         "--confirm",
         "confirmed",
         metavar="TOPIC",
-        help="The name again.  [default: asked for at a terminal]",
+        help="Name of the topic again, to confirm.  [default: ask on a terminal]",
     ),
     examples=("metaq topics delete orders --confirm orders",),
 )
 def delete(target: Target, topic: str, confirmed: str | None, *, as_json: bool) -> None:
-    """Delete TOPIC, its messages and its groups' offsets.
+    """Delete TOPIC, its messages and its committed offsets.
 
-    Its consumers have to end first, and no exchange may send to it. Brokers that are
-    away do their part when they come back; at the time-out the command names them, and
-    so does describe. What waits for its time goes with it.
+    Scheduled messages of the topic are deleted, too. Stop its consumers first, and
+    unbind it from exchanges. Brokers that are away delete their part when they return;
+    the command names them at the timeout, and describe does, too.
     """
     if confirmed is None and sys.stdin.isatty():
         waiting = target.ask(lambda admin: _count_waiting(admin, topic))
         confirmed = click.prompt(
-            f"All messages of {topic} will be removed{_with(waiting)}. Its name again",
+            f"This deletes all messages of {topic}{_with(waiting)}. Name of the topic,"
+            " to confirm",
             err=True,
         )
     if confirmed != topic:
         raise click.BadParameter(
-            f"expected '{topic}' once more, got"
-            f" {'nothing' if confirmed is None else repr(confirmed)}: all its messages"
-            " will be removed",
+            f"expected '{topic}', to confirm that all its messages are deleted, got"
+            f" {'nothing' if confirmed is None else repr(confirmed)}",
             param_hint="--confirm",
         )
     waiting = target.ask(lambda admin: admin.delete_topic(topic))
@@ -252,10 +253,11 @@ def _with(waiting: int) -> str:
     examples=("metaq topics describe orders", "metaq topics describe test --json"),
 )
 def describe(target: Target, topic: str, *, as_json: bool) -> None:
-    """Print the definition of TOPIC, and what each broker makes of it.
+    """Print the definition of TOPIC, and its state on each broker.
 
-    The column effect says whether a broker goes by the definition, by its server.ini
-    (the text is the file), refuses the definition (the text says why), or is deleting.
+    The column effect shows whether a broker uses the definition, uses its server.ini
+    (text is the file), refuses the definition (text is the reason), or is deleting the
+    topic.
     """
     found = target.ask(lambda admin: admin.describe_topic(topic))
     _print(found, as_json=as_json)

@@ -31,27 +31,28 @@ class End(NamedTuple):
 
 ENDS: Final = {
     "commit": End(
-        "Commit KEY, which is prepared; its coordinator gets code 7.", "committed"
+        "Commit the prepared transaction KEY; its coordinator gets code 7.", "committed"
     ),
     "rollback": End(
-        "Roll back KEY, which is prepared; its coordinator gets code 6.", "rolled back"
+        "Roll back the prepared transaction KEY; its coordinator gets code 6.",
+        "rolled back",
     ),
     "complete": End(
-        "Drop KEY, which is prepared and was ended by other means.\n\nIts coordinator"
-        " gets code 8.",
+        "Drop the prepared transaction KEY, which was ended by other means.\n\nIts"
+        " coordinator gets code 8.",
         "dropped",
     ),
-    "forget": End("Forget what was decided about KEY by command.", "forgotten"),
+    "forget": End("Forget the decision that a command made about KEY.", "forgotten"),
 }
 
-group("txn", "List transactions of a broker; end those that are in doubt.")
+group("txn", "List transactions of a broker; resolve those in doubt.")
 
 
 @command("txn list", examples=("metaq txn list",))
 def list_transactions(data_dir: Path, *, as_json: bool) -> None:
-    """List what is not finished, and what was ended by command.
+    """List unfinished transactions and those ended by a command.
 
-    The second is listed until it is forgotten.
+    The latter are listed until they are forgotten.
     """
     transactions = ask(data_dir, "transactions")["transactions"]
     if as_json:
@@ -77,11 +78,11 @@ def list_transactions(data_dir: Path, *, as_json: bool) -> None:
     render.print_rows(COLUMNS, rows, as_json=False)
     keys = [each["key"] for each in transactions]
     for name in spark_names(keys):
-        click.echo(f"{name} is a write of Spark; if its driver is gone:")
+        click.echo(f"{name} is a write of Spark; if its driver is gone for good:")
         click.echo(f"  metaq txn settle {name}")
     for name, members in group_members(keys).items():
         click.echo(
-            f"group-{name} is of group {name}, members {', '.join(members)}, which"
+            f"group-{name} belongs to group {name}, members {', '.join(members)}, which"
             " writes exactly once; the next consumer of the group ends it, or:"
         )
         click.echo(f"  metaq txn settle group-{name}")
@@ -113,12 +114,12 @@ def group_members(keys: Iterable[str]) -> dict[str, list[str]]:
     examples=("metaq txn settle write-0f8fad5bd9cb469fa16570867728950e",),
 )
 def settle(target: Target, key: str) -> None:
-    """End what a write of Spark, or a group, has left, as was decided.
+    """Settle the unfinished transactions of an exactly-once write or group.
 
-    For an exactly-once write whose driver is gone and is not started again, and for the
-    dead members of a group that writes exactly once. At all brokers, what ZooKeeper
-    says was decided is committed, the rest is rolled back. NAME is the end of a key of
-    'metaq txn list'.
+    For a Spark write whose driver is gone and will not be started again, or for dead
+    members of a group that writes exactly once. At all brokers, transactions that
+    ZooKeeper records as decided are committed, and the others rolled back. NAME is the
+    end of a key in 'metaq txn list'.
     """
     match = NAME.fullmatch(key)
     if match is None:

@@ -196,7 +196,7 @@ def example(*lines: str) -> str:
     epilog=example("metaq local", "metaq produce test --file /var/log/syslog"),
 )
 def main() -> None:
-    """Run and look after a MetaQ message log."""
+    """Run and administer a MetaQ message log."""
     render.fill_standard_descriptors()
     render.print_any_character()
     logs.be_quiet()

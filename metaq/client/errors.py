@@ -226,7 +226,7 @@ class HeuristicError(XaError):
 def group_gone(group: str, broker_id: BrokerId) -> QueueGroupError:
     """Return the error of a worker whose broker no longer has its group."""
     return QueueGroupError(
-        f"broker {broker_id} does not know queue group '{group}' as it was when this"
-        " worker began: it was deleted, or made again, or this broker cannot reach"
-        " ZooKeeper; open the queue again"
+        f"broker {broker_id} no longer has queue group '{group}' as it was when this"
+        " worker started: it was deleted, or created again, or this broker cannot"
+        " reach ZooKeeper; open the queue again"
     )

@@ -150,7 +150,7 @@ def near_topics(topic: str, known: Collection[str]) -> str:
         return (
             f"{meant}names that begin with {INTERNAL_PREFIX} are reserved for brokers"
         )
-    return f"{meant}'metaq topics create {topic} --partitions 1' makes it"
+    return f"{meant}'metaq topics create {topic} --partitions 1' creates it"
 
 
 def _may_be_topic(name: str) -> bool:

@@ -499,8 +499,8 @@ def check_plain_function(name: str, value: object) -> None:
         for part in (value, call)
     ):
         raise ConfigError(
-            f"{name}: expected a function that does its work when it is called, "
-            f"neither async nor a generator, got {value!r}"
+            f"{name}: expected a plain function, neither async nor a generator, got"
+            f" {value!r}"
         )
 
 
@@ -569,7 +569,9 @@ def check_start(start: object, name: str = "start") -> None:
         try:
             start.timestamp()
         except (ValueError, OverflowError, OSError) as error:
-            raise ConfigError(f"{name}: no time is {start}: {error}") from error
+            raise ConfigError(
+                f"{name}: expected a time, got {start}: {error}"
+            ) from error
     else:
         wanted = "earliest, latest, a datetime, an offset or a mapping of them"
         raise wrong_type(name, wanted, start)

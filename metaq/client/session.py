@@ -206,7 +206,7 @@ class AsyncClient(AsyncBrowsing):
             ClosedError: it was.
         """
         if self._context is not None:
-            raise ClosedError("a client is started once; make another one")
+            raise ClosedError("a client is started only once; create another one")
 
     async def close(self, timeout: float | None = None) -> None:
         """Close producers and consumers, then the connections.
@@ -296,7 +296,7 @@ class AsyncClient(AsyncBrowsing):
         if os.getpid() != self._pid:
             raise ClosedError(
                 f"this client belongs to process {self._pid}, and this is process"
-                f" {os.getpid()}: make a client after the fork"
+                f" {os.getpid()}: create a client after the fork"
             )
         if self._is_closed:
             raise ClosedError("the client is closed")

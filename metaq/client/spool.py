@@ -232,7 +232,7 @@ class Spool:
         try:
             self._file.replace(frames)
         except NoSpaceError as error:
-            _log.warning("spool not made smaller: %s", error)
+            _log.warning("spool not compacted: %s", error)
             return
         self._unwritten.clear()
         position = HEADER.size

@@ -34,6 +34,6 @@ def require_version(least: tuple[int, int], what: str) -> None:
         return
     if tuple(map(int, found.split(".")[:2])) < least:
         raise ConfigError(
-            f"{what} takes PySpark {least[0]}.{least[1]} or newer, and {found} is"
-            f" installed: {INSTALL}"
+            f"{what} requires PySpark {least[0]}.{least[1]} or newer, got {found}:"
+            f" {INSTALL}"
         )

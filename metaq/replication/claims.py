@@ -190,7 +190,7 @@ class Claims:
     async def _merge_with(self, member: int, epoch: Epoch) -> Merged:
         address = self._node.address_of(member)
         if address is None:
-            raise UnavailableError("it is not there")
+            raise UnavailableError("it is away")
         merging = Merging(self._node, self._store, epoch, clock=self._clock)
         async with connected(address, self._clock) as connection:
             return await merging.merge_with(connection)

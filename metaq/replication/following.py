@@ -172,7 +172,7 @@ class Follower:
         try:
             if not self._connection.capabilities.follow:
                 address = self._connection.address
-                raise UnexpectedReplyError(f"{address} is no replica of a set")
+                raise UnexpectedReplyError(f"{address} is not a replica of a set")
             for log in self._logs.logs().values():
                 if log.state is LogState.OPEN:
                     log.follow()

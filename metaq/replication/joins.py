@@ -83,17 +83,17 @@ def check_newcomer(
     """
     if record is None:
         raise ReplicaSetError(
-            f"broker {broker_id} is no replica set yet: run 'metaq replicas init' where"
-            " its data is"
+            f"broker {broker_id} is not a replica set yet: run 'metaq replicas init'"
+            " where its data is"
         )
     if replica not in record.replicas:
         raise ReplicaSetError(
-            f"replica {replica} is none of {sorted(record.replicas)}: run 'metaq"
-            f" replicas add {replica}' first"
+            f"expected one of replicas {sorted(record.replicas)}, got {replica}: run"
+            f" 'metaq replicas add {replica}' first"
         )
     if log_count:
         raise ReplicaSetError(
-            f"replica {replica} has {log_count} partitions that are no part of the set:"
-            " run 'metaq replicas join --discard' to begin without them"
+            f"replica {replica} has {log_count} partitions that do not belong to the"
+            " set: run 'metaq replicas join --discard' to start without them"
         )
     return record

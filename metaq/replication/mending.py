@@ -207,7 +207,7 @@ class Mender:
             for each in written:
                 _log.warning("damage mended: partition=%s %s", log.log_id, each)
         except MetaqError as error:
-            _log.warning("not mended: partition=%s error=%s", log.log_id, error)
+            _log.warning("damage not mended: partition=%s error=%s", log.log_id, error)
 
     async def _mend(self, log: PartitionLog, damage: Damage) -> None:
         """Repair one range, if it is due and another replica has it."""

@@ -98,7 +98,9 @@ class Merging:
         Cancellation: appended bytes stay; merge again, with any member.
         """
         if not connection.capabilities.follow:
-            raise UnexpectedReplyError(f"{connection.address} is no replica of a set")
+            raise UnexpectedReplyError(
+                f"{connection.address} is not a replica of a set"
+            )
         request = TablesRequest(self._set_id, self._epoch, self._node.replica.id)
         reply = await ask(
             connection, TABLES, request, clock=self._clock, timeout_s=ANSWER_S

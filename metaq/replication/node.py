@@ -399,7 +399,7 @@ class ReplicaNode(Service):
         elif before is None or before.role is not self.replica.role:
             begun = self.replica
             facts = begun.role, begun.file.flag.value or "none", begun.record.revision
-            text = "replica has begun: replica=%d role=%s flag=%s revision=%d %s"
+            text = "replica started: replica=%d role=%s flag=%s revision=%d %s"
             _log.info(text, self.id, *facts, begun.reason)
 
     async def _show(self) -> None:
@@ -793,6 +793,6 @@ def _frozen_cause(replica: Replica) -> str:
     if replica.reason or replica.id in replica.record.replicas:
         return replica.reason
     return (
-        f"it is none of {sorted(replica.record.replicas)}: stop it, or run 'metaq"
+        f"it is not one of {sorted(replica.record.replicas)}: stop it, or run 'metaq"
         f" replicas add {replica.id}'"
     )

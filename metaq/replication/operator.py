@@ -243,8 +243,8 @@ async def change_set(
             outcome = await nodes.create_record(first, members)
         else:
             raise ReplicaSetError(
-                "ZooKeeper has no record of this set: 'metaq replicas init' makes one,"
-                " 'metaq replicas restore' brings back one that was lost"
+                "ZooKeeper has no record of this set: 'metaq replicas init' creates"
+                " one, 'metaq replicas restore' restores a lost one"
             )
         if outcome is Outcome.APPLIED:
             return after
@@ -306,8 +306,8 @@ def begin_set(
         record = begun
     if found is not None and found.set_id != record.set_id:
         raise ReplicaSetError(
-            f"there is a set {found.set_id} of replicas {sorted(found.replicas)}: a"
-            " replica joins it by being started, on an empty data directory"
+            f"set {found.set_id} of replicas {sorted(found.replicas)} exists already:"
+            " to join it, start a replica on an empty data directory"
         )
     number = record.epoch.number
     file = SetFile(record.set_id, replica, record, epoch=number, completed=number)

@@ -461,8 +461,8 @@ def restored_record(
     newest, void = _history(copies, completed)
     if silent := newest.replicas - copies.keys() - missing:
         raise ReplicaSetError(
-            f"set {newest.set_id}: replicas {sorted(silent)} have not shown their"
-            " copies; start them, or name them as missing"
+            f"set {newest.set_id}: replicas {sorted(silent)} have not reported their"
+            " copies of the record; start them, or name them as missing"
         )
     seen = [*copies.values(), *([found] if found else [])]
     revision = max(copy.revision for copy in seen) + RESTORE_STEP

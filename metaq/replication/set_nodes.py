@@ -190,7 +190,7 @@ def require_former_process(there: Shown, *, address: str, token: str) -> None:
             " and at" if there.address != address else " and, on another machine, at"
         )
         raise ReplicaSetError(
-            f"replica {there.presence.replica} twice, at {there.address}{where}"
+            f"replica {there.presence.replica} runs twice, at {there.address}{where}"
             f" {address}; give each its own replicaId"
         )
 
@@ -545,8 +545,8 @@ class SetNodes:
             await self._insist(partial(self._show_steps, shown))
         except NoNodeError as error:
             raise ReplicaSetError(
-                f"{self._presences}: no such node; `metaq replicas init` makes a set,"
-                f" replica {self._replica} cannot show itself without one"
+                f"{self._presences}: no such node; replica {self._replica} cannot"
+                " register without a set: create one with `metaq replicas init`"
             ) from error
 
     async def _show_steps(self, shown: Shown) -> Sequence[Operation]:

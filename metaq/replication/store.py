@@ -131,11 +131,11 @@ class ReplicaStore:
                 await asyncio.wait_for(asyncio.shield(writing), WRITE_S)
             except NoSpaceError as error:
                 if not self.lack_of_space:
-                    _log.error("replica waits for space: %s", error)
+                    _log.error("replica is waiting for space: %s", error)
                 room = {each.path: each.free_bytes for each in self.logs.directories()}
                 self.lack_of_space = (
-                    f"{error}: expected room for {len(encode_set_file(file))} bytes,"
-                    f" free are {room.get(self._path, 0)}"
+                    f"{error}: expected {len(encode_set_file(file))} free bytes, got"
+                    f" {room.get(self._path, 0)}"
                 )
                 await asyncio.sleep(WRITE_PAUSE_S)
             except TimeoutError:

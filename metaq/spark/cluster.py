@@ -210,7 +210,7 @@ class Cluster:
             what = describe_away(snapshot, topics, options.chooses, before)
             away = find_away(snapshot, topics, options.chooses, before)
             if what and not options.fail_on_data_loss:
-                _log.warning("not everything is read: %s", what)
+                _log.warning("some data is not read: %s", what)
             if not what or not options.fail_on_data_loss:
                 return away
             try:
@@ -321,9 +321,9 @@ class Cluster:
                 snapshot = await _newer(context, snapshot, deadline_s)
             except NoBrokerError as error:
                 raise NoBrokerError(
-                    f"{away}: without ZooKeeper a batch goes to all brokers that"
-                    " the option names, or it would go elsewhere when it is run"
-                    " again; start it, or name zookeeper"
+                    f"{away}: without ZooKeeper a batch needs all brokers that the"
+                    " option names, because it would go to other partitions when it is"
+                    " run again; start the broker, or set zookeeper"
                 ) from error
         return {topic: put_addresses(snapshot, [topic]) for topic in wanted}
 

@@ -214,7 +214,8 @@ def _check_forward(spans: Spans) -> None:
         if span.start > span.end:
             raise BackwardRangeError(
                 f"{partition}: the next byte to read is {span.start}, but the log ends"
-                f" at {span.end}: the log went back, or the offset is of another one"
+                f" at {span.end}: the log was truncated, or the offset is of another"
+                " log"
             )
 
 

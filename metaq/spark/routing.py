@@ -112,8 +112,9 @@ def require_targets(
         brokers = ", ".join(map(str, sorted({p.broker_id for p in away})))
         raise NoBrokerError(
             f"this batch was begun with {name_some(away)}, where no broker takes puts"
-            f" now: start broker {brokers} and run it again; with failOnLostRoute=false"
-            " it goes elsewhere, and what its first run has stored is there twice"
+            f" now: start broker {brokers} and run it again; with"
+            " failOnLostRoute=false it goes to other partitions, and rows that its"
+            " first run has stored are stored twice"
         )
     return {topic: {p: addresses[p] for p in route[topic]} for topic in topics}
 

@@ -269,8 +269,8 @@ class Inventory:
         for path, record in self._records.items():
             if record is None and found[path]:
                 _log.info(
-                    "data directory without a record, believed as it is:"
-                    " directory=%s partitions=%d",
+                    "data directory without a record, accepted as it is: directory=%s"
+                    " partitions=%d",
                     path,
                     len(found[path]),
                 )

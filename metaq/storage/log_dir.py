@@ -191,12 +191,12 @@ class LogDir:
         except DiskError as error:
             if error.errno_name == "EEXIST":
                 raise StorageError(
-                    f"data directory is no directory: path={self.path}"
+                    f"data directory is not a directory: path={self.path}"
                 ) from error
             if error.errno_name == "ENOENT":
                 raise StorageError(
-                    f"data directory cannot be made: path={self.path}: create"
-                    f" {self.path.parent} first, or mount what it is to be on"
+                    f"data directory cannot be created: path={self.path}: create"
+                    f" {self.path.parent} first, or mount its file system"
                 ) from error
             # The parent of a mount point may be unreadable for us; the name is as
             # durable as its creator made it.

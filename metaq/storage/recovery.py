@@ -454,7 +454,9 @@ def _open_writer(
         if believed != index or fs.size_of(path) != size:
             is_aside = _moved_aside(fs, path)
             if believed is None and not is_aside and fs.exists(path):
-                _log.warning("span index not believed, made again: file=%s", path)
+                _log.warning(
+                    "span index does not match its segment, rebuilt: file=%s", path
+                )
             write_index(fs, segment.path, index)
         return SpanIndexWriter.resume(
             fs, segment.path, index, span_bytes_min=span_bytes_min

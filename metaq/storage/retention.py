@@ -134,7 +134,7 @@ def check_clocks(
     if not is_held and not is_too_far:
         return ClockCheck(believed, wall_ms, None)
     clock_fault = (
-        f"wall clock is not believed: expected {expected} ms, got {wall_ms} ms,"
+        f"wall clock is not trusted: expected {expected} ms, got {wall_ms} ms,"
         f" {'ahead' if lead > 0 else 'behind'} by {abs(lead) // 1000} s"
     )
     kept = replace(

@@ -212,7 +212,7 @@ class Retention:
             )
             self._trusted, clock_fault = look.trusted, look.clock_fault
             if clock_fault is not None:
-                _log.error("retention does not believe the clock: %s", clock_fault)
+                _log.error("retention does not trust the clock: %s", clock_fault)
             for directory in directories:
                 self._run_directory(directory, look.now_ms, removed, failures)
         finally:

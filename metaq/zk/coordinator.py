@@ -338,7 +338,7 @@ class ZooKeeperCoordinator:
         one, self._connection = self._connection, None
         last = self._session
         _log.warning(
-            "zookeeper session given up, it may be over: hosts=%s session=%#x",
+            "zookeeper session abandoned, it may have expired: hosts=%s session=%#x",
             self._hosts,
             last.session_id,
         )

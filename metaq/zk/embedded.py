@@ -342,4 +342,4 @@ class EmbeddedZooKeeper:
             if path.exists():
                 text = path.read_text(errors="replace")
                 lines += text.splitlines()[-LOG_TAIL_LINES:]
-        return "\n".join(lines) or "(it said nothing)"
+        return "\n".join(lines) or "(no output)"

@@ -79,8 +79,7 @@ def check_group_name(group: str) -> str:
     refused = sorted(GROUP_REFUSED.intersection(group))
     if refused:
         raise ConfigError(
-            f"group {group!r}: a name without {' '.join(map(repr, refused))} is"
-            " expected"
+            f"group {group!r}: expected a name without {' '.join(map(repr, refused))}"
         )
     size_bytes = len(check_group_node(group).encode())
     if size_bytes > GROUP_BYTES_MAX:

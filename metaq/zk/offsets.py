@@ -218,7 +218,7 @@ class GroupOffsets:
         if node is None:
             raise OwnershipLostError(
                 f"partition {partition} of group {self._group}: expected owner"
-                f" {member}, it has none"
+                f" {member}, got none"
             )
         if node.data != encode_owner(member) or node.owner_session_id != session_id:
             raise OwnershipLostError(

@@ -274,10 +274,10 @@ def test_transactions_are_listed_and_ended(data_dir: Path) -> None:
     [
         (b"{}", "unknown command 'None'"),
         (b'{"command": "stop"}', "unknown command 'stop': expected one of status"),
-        (b"nonsense", "no JSON"),
-        (b"\xff", "no JSON"),
-        (b"[1]", "no JSON object"),
-        (b"[" * 8000, "no JSON"),
+        (b"nonsense", "not JSON"),
+        (b"\xff", "not JSON"),
+        (b"[1]", "not a JSON object"),
+        (b"[" * 8000, "not JSON"),
         (b'{"command": "close_partitions"}', "'topic' is missing"),
         (b'{"command": "close_partitions", "topic": 7}', "'topic' is missing"),
         (
@@ -409,14 +409,14 @@ def test_a_live_socket_with_a_full_queue_is_not_stolen_either(data_dir: Path) ->
 def test_a_file_in_the_way_is_kept(data_dir: Path) -> None:
     """A file that is no socket is never replaced."""
     (data_dir / SOCKET_NAME).write_text("mine")
-    with pytest.raises(AdminError, match="file in the way"):
+    with pytest.raises(AdminError, match="cannot replace a file"):
         asyncio.run(new_server(data_dir, Actions()).start())
     assert (data_dir / SOCKET_NAME).read_text() == "mine"
 
 
 def test_a_missing_directory_is_one_sentence(tmp_path: Path) -> None:
     """The start fails with the path in the message."""
-    with pytest.raises(AdminError, match=r"cannot be made: path=.*absent"):
+    with pytest.raises(AdminError, match=r"cannot be created: path=.*absent"):
         asyncio.run(new_server(tmp_path / "absent", Actions()).start())
 
 

@@ -16,7 +16,7 @@ TIMEOUT_S = 30.0
 
 @contextmanager
 def listening(path: Path, answer: bytes | None) -> Iterator[None]:
-    """Something that is no broker: it says `answer`, or nothing, to one caller."""
+    """Something that is not a broker: it says `answer`, or nothing, to one caller."""
     with socket.socket(socket.AF_UNIX) as sock:
         sock.bind(str(path / SOCKET_NAME))
         sock.listen()
@@ -43,7 +43,9 @@ def test_no_broker_is_one_sentence(data_dir: Path, tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
     for path in (data_dir, empty, tmp_path / "absent", tmp_path / ("x" * 120)):
-        with pytest.raises(AdminError, match="no broker runs on the data directory"):
+        with pytest.raises(
+            AdminError, match="no broker is running on the data directory"
+        ):
             call_admin(path, {"command": "status"}, timeout_s=TIMEOUT_S)
 
 
@@ -59,7 +61,10 @@ def test_an_answer_that_does_not_come_is_told(data_dir: Path) -> None:
 @pytest.mark.parametrize("answer", [b"", b"hello\n", b"[]\n", b"{}\n", b"[" * 9000])
 def test_what_is_no_broker_is_recognised(data_dir: Path, answer: bytes) -> None:
     """Foreign bytes become an AdminError."""
-    with listening(data_dir, answer), pytest.raises(AdminError, match="is no broker"):
+    with (
+        listening(data_dir, answer),
+        pytest.raises(AdminError, match="is not a broker"),
+    ):
         call_admin(data_dir, {"command": "status"}, timeout_s=TIMEOUT_S)
 
 

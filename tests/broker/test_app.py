@@ -252,7 +252,7 @@ def test_administration_goes_through_the_socket(data_dir: Path) -> None:
             ):  # fmt: skip
                 with pytest.raises(AdminError, match=text):
                     await admin(data_dir, **wrong)
-        with pytest.raises(AdminError, match="no broker runs on"):
+        with pytest.raises(AdminError, match="no broker is running on"):
             await admin(data_dir, command="status")
 
     run(scenario())

@@ -156,7 +156,7 @@ def test_a_definition_that_is_gone_stays_as_long_as_there_is_data() -> None:
     outcome = decided(None, ACTIVE, logs=("t",))
     assert outcome.accepted == {"t": ACTIVE}
     assert outcome.defined["t"].partition_count == 4
-    assert "is gone from ZooKeeper" in outcome.problems[0]
+    assert "is missing in ZooKeeper" in outcome.problems[0]
     words = "metaq topics alter t --brokers all"
     assert outcome.problems[0].endswith(words)
     outcome = decided(None, ACTIVE)

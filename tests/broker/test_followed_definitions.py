@@ -64,8 +64,8 @@ def test_what_cannot_be_read_or_is_gone_stays_with_a_sentence() -> None:
     assert kind.active().keys() == {"g", "lost"}
     unread, gone = kind.problems
     assert unread == (
-        "definition of queue group 'g' cannot be read, and what it was stays in effect"
-        " on this broker: no JSON"
+        "definition of queue group 'g' cannot be read, and the previous one stays in"
+        " effect on this broker: no JSON"
     )
     assert not kind.unread
     assert gone.endswith("stays in effect on this broker: write it again")

@@ -83,13 +83,13 @@ CASES = [
     (
         status(directories=(replace(DIRECTORY, is_low_on_space=True),)),
         Alarm.LOW_SPACE,
-        "data refuses puts, it has 1000000000 bytes free",
+        "data refuses puts: it has 1000000000 bytes free",
     ),
     (
         # What was accepted since the last look is subtracted, and may be more.
         status(directories=(replace(DIRECTORY, is_low_on_space=True, free_bytes=-5),)),
         Alarm.LOW_SPACE,
-        "data refuses puts, it has 0 bytes free",
+        "data refuses puts: it has 0 bytes free",
     ),
     (
         status(registration=registration(PENDING, last_error="timed out")),
@@ -114,12 +114,12 @@ CASES = [
     (
         status(replica=replace(REPLICA, is_incomplete=True)),
         Alarm.REPLICA_INCOMPLETE,
-        "replica 2 lacks bytes, and counts for nothing",
+        "replica 2 lacks data and is not in sync: it copies all data from the leader",
     ),
     (
         status(replica=replace(REPLICA, leaderless_s=LEADERLESS_S + 1)),
         Alarm.SET_LEADERLESS,
-        "no replica leads the set for 31 s",
+        "no replica has led the set for 31 s",
     ),
     (
         status(replica=replace(REPLICA, epoch=3, refusal="a put needs 2 replicas")),
@@ -142,7 +142,7 @@ CASES = [
     (
         status(listener=ListenerStatistics(open_count=100)),
         Alarm.CONNECTIONS_FULL,
-        "100 connections are open",
+        "100 connections are open, the maximum is 100",
     ),
     (
         status(listener=ListenerStatistics(open_count=9, problem="they wait")),
@@ -184,14 +184,14 @@ CASES = [
         status(logs=(log("test", 1, held_bytes=93),)),
         Alarm.TRANSACTIONS_STUCK,
         (
-            "test-1 takes no puts, and shows nothing of its last 93 bytes:"
-            " the rest of a commit is missing"
+            "test-1 takes no puts, and its last 93 bytes cannot be read: the rest of a"
+            " committed transaction is missing"
         ),
     ),
     (
         status(transactions=replace(TRANSACTIONS, stuck_count=2)),
         Alarm.TRANSACTIONS_STUCK,
-        "2 committed and not in all partitions",
+        "committed transactions that are not in all of their partitions yet: 2",
     ),
     (
         status(
@@ -225,8 +225,9 @@ CASES = [
         ),
         Alarm.TRANSACTION_JOURNAL,
         (
-            "the start could not read the journal: queue groups 'mails', 'workers' may"
-            " deliver again what was acked in a transaction that was being committed"
+            "the transaction journal could not be read at the start: queue groups"
+            " 'mails', 'workers' may again deliver messages that were acked in a"
+            " transaction"
         ),
     ),
     (
@@ -247,7 +248,7 @@ CASES = [
     (
         status(groups_both_ways=("workers",)),
         Alarm.GROUP_USED_BOTH_WAYS,
-        "'workers' is a queue group, and consumers of a log group have its name",
+        "queue group 'workers' has the same name as a consumer group with members",
     ),
     (
         status(delays=replace(DELAYS, problems=("messages wait for topic 't'",))),

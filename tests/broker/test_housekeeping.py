@@ -107,7 +107,7 @@ def test_the_same_error_is_logged_once(caplog: pytest.LogCaptureFixture) -> None
     assert [record.getMessage() for record in caplog.records] == [
         "job failed: job=job error=one",
         "job failed: job=job error=two",
-        "job works again: job=job failures=3",
+        "job succeeded again: job=job failures=3",
     ]
 
 

@@ -130,5 +130,5 @@ def test_states_that_are_not_written_are_read_again_later_and_later(
         for record in caplog.records
         if record.name == "metaq.broker.queue_service"
     )
-    assert away.startswith("queue groups are away: partition=__queues-0 error=")
-    assert again == "queue groups are served again: partition=__queues-0"
+    assert away.startswith("queue groups not served: partition=__queues-0 error=")
+    assert again == "queue groups served again: partition=__queues-0"

@@ -109,7 +109,7 @@ def test_a_group_goes_on_after_damage_it_was_told_to_pass_over(
             assert not any(start <= at < end for at in offsets[: len(before)])
             assert shown["file"].endswith(".meta")
             assert await take_all(worker) == []
-            with pytest.raises(AdminError, match="nothing was passed over"):
+            with pytest.raises(AdminError, match="nothing was skipped"):
                 await order(broker, start=start, end=end + 1)
             assert await take_all(worker) == []
             await order(broker, start=start, end=end)
@@ -132,7 +132,7 @@ def test_without_damage_there_is_nothing_to_pass_over(tmp_path: Path) -> None:
 
     async def scenario(broker: Broker, peer: Peer) -> None:
         await put(peer, b"a")
-        with pytest.raises(AdminError, match="is at no damage"):
+        with pytest.raises(AdminError, match="there is no damage to skip"):
             await order(broker)
         for wrong, text in (
             ({"group": "others"}, "not defined here"),

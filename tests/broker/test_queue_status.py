@@ -93,8 +93,8 @@ def test_a_full_queue_names_who_has_most(tmp_path: Path) -> None:
         assert await idle.take(9) == []
         (text,) = alarms(broker, Alarm.QUEUE_FULL)
         assert text == (
-            "queue group 'workers' of test-0: 3 messages are open, and no other is"
-            " given out before one of them is settled; worker busy has most, 2; 2 are"
+            "queue group 'workers' of test-0: 3 messages are open: no other is"
+            " delivered until one of them is settled; worker busy has most, 2; 2 are"
             f" of the key with hash {zlib.crc32(b'hot'):08x}, whose first one, at"
             f" offset {got[1].offset}, is with worker busy"
         )
@@ -121,7 +121,7 @@ def test_the_bound_of_all_queues_holds_for_each_of_them(tmp_path: Path) -> None:
         a, b = await first.take(9)
         assert await other.take(9) == []
         text = alarms(broker, Alarm.QUEUE_FULL)[0]
-        assert "0 messages are open of 2 on this broker, and no other" in text
+        assert "0 messages are open of 2 on this broker: no other" in text
         async with Peer(broker) as late:
             worker = Worker(late, "w2", "others")
             taking = asyncio.create_task(worker.take(9, wait_ms=30_000))
@@ -154,8 +154,8 @@ def test_what_retention_takes_rings_without_a_worker(tmp_path: Path) -> None:
         lost_bytes = queue.state.lost_bytes
         assert lost_bytes > 0
         assert text == (
-            "queue group 'workers' of test-0: retention took 1 open messages, and"
-            f" {lost_bytes} bytes that were not looked at"
+            "queue group 'workers' of test-0: retention deleted 1 open messages,"
+            f" and {lost_bytes} bytes that were not read yet"
         )
         queue.lost_ms -= LOSS_SHOWN_MS
         assert alarms(broker, Alarm.QUEUE_LOST_TO_RETENTION) == []

@@ -41,7 +41,7 @@ def test_messages_that_wait_are_counted(data_dir: Path) -> None:
             assert (await ask(peer, Cancel("test", note, 1))).status == 200
 
     asyncio.run(main())
-    assert "messages wait for their time here, 2 of them" in unfinished(data_dir)
+    assert "the data directory has 2 scheduled messages" in unfinished(data_dir)
     (path,) = data_dir.glob("__delays-2/*.meta")
     path.write_bytes(path.read_bytes()[:40] + b"x" + path.read_bytes()[41:])
     with pytest.raises(CorruptRecordError, match="__delays-2"):

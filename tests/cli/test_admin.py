@@ -71,7 +71,7 @@ def test_reload_tells_who_answered_and_what_changed(
     assert output.splitlines() == [
         "broker 7 at meta://host:8123, data directory /var/lib/metaq",
         "reloaded: added new; changed a, b",
-        "takes a restart: [system] serverPort: 1 -> 2",
+        "requires a restart: [system] serverPort: 1 -> 2",
     ]
 
 
@@ -158,7 +158,7 @@ SCRUB = {
         (
             "scrub",
             {"ok": True, **SCRUB, "log": None, "offset": None},
-            ["4.0 KiB checked, waits for the next pass; 1 damaged"],
+            ["4.0 KiB checked, waiting for the next pass; 1 damaged"],
         ),
     ],
 )

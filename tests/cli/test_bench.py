@@ -79,10 +79,10 @@ def test_each_part_measures_what_it_says(
 def test_messages_that_are_not_there_are_told(broker: AnyBroker) -> None:
     """Reading more than there is ends, and says why."""
     target = Target("memory", "/meta", (), 0.3, broker.coordinator_factory)
-    with pytest.raises(RequestTimeoutError, match=r"no message came within 0\.3 s"):
+    with pytest.raises(RequestTimeoutError, match=r"no message arrived within 0\.3 s"):
         consume(target, count=1_000_000)
     broker.put(b"1", b"2")
-    text = r"0\.3 s; 2 of 1,000,000 were there: ask for fewer with --count"
+    text = r"0\.3 s; the topic has 2 of 1,000,000 messages: use a smaller --count"
     with pytest.raises(RequestTimeoutError, match=text):
         consume(target, count=1_000_000)
 
@@ -157,7 +157,7 @@ def latency_error(text: str, broker: Any, **wanted: Any) -> MetaqError:
 @pytest.mark.slow
 def test_what_ends_the_reading_ends_the_sending(broker: AnyBroker) -> None:
     """An error or Ctrl-C does not wait for an hour of messages that are not due yet."""
-    error = latency_error("no message came within", broker, count=36, rate=0.01)
+    error = latency_error("no message arrived within", broker, count=36, rate=0.01)
     assert isinstance(error, RequestTimeoutError)
     assert not [each for each in threading.enumerate() if each.name == "metaq-bench"]
 

@@ -271,8 +271,8 @@ def test_a_copy_that_may_not_be_read_is_told(
     assert world.read() == [b"three"]
     assert follower.lost_count == 1
     logged = [record.message for record in caplog.records]
-    assert logged[0].startswith("rotated files may not be read: names=app.log.1;")
-    assert logged[1].startswith("file was cut: ")
+    assert logged[0].startswith("no permission to read rotated files: names=app.log.1;")
+    assert logged[1].startswith("file was truncated: ")
 
 
 def test_a_restart_passes_over_what_may_not_be_read(
@@ -288,7 +288,7 @@ def test_a_restart_passes_over_what_may_not_be_read(
     follower = world.follow(bookmark)
     assert world.read() == [b"2"]
     assert follower.lost_count == 1
-    assert "rotated files may not be read: names=app.log.1;" in caplog.text
+    assert "no permission to read rotated files: names=app.log.1;" in caplog.text
 
 
 def test_the_file_itself_has_to_be_readable(world: World, forbidden: set[Path]) -> None:

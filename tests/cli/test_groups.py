@@ -178,7 +178,7 @@ def test_one_group_is_shown_with_its_members(
 def test_a_group_that_is_none_is_told(target: Target) -> None:
     """Those that there are are named."""
     put_offset(target, "known", 0)
-    with pytest.raises(ClientError, match=r"no group nope; groups there are: .*known"):
+    with pytest.raises(ClientError, match=r"no group nope; existing groups: .*known"):
         groups(target, "nope", as_json=False)
 
 
@@ -286,7 +286,7 @@ def test_a_group_with_members_is_moved_by_force_alone(
             show_offsets(target, "busy", "", as_json=True)
         capsys.readouterr()
         reset(target, "busy", "test", "latest", (), FORCE)
-        assert "end them first" in capsys.readouterr().err
+        assert "stop them first" in capsys.readouterr().err
         show_offsets(target, "busy", "", as_json=True)
         assert rows(capsys)[0]["committed"] == 5 * RECORD_BYTES
 
@@ -309,7 +309,7 @@ def test_a_reset_of_a_group_that_is_not_there_asks(
     with pytest.raises(click.UsageError, match=r"no group splet; .*spelt.*--yes"):
         move()
     done = at_terminal(move, b"n\n")
-    assert "There is no group splet; groups there are:" in done.stderr
+    assert "There is no group splet; existing groups:" in done.stderr
     assert done.exit_code == 1
     assert "splet" not in names(target, capsys)
     assert at_terminal(move, b"y\n").exit_code == 0
@@ -405,7 +405,7 @@ def test_offsets_of_a_group_are_deleted(
 
 def test_an_offset_needs_one_partition(target: Target) -> None:
     """The same number means different things in different logs."""
-    with pytest.raises(click.UsageError, match="test has 2: say which one"):
+    with pytest.raises(click.UsageError, match="test has 2: select one"):
         reset(target, "g", "test", Offset(0), (), WRITE)
 
 

@@ -115,7 +115,7 @@ def test_the_plan_is_shown_and_nothing_changes_without_a_yes(data: Path) -> None
     before = names(data)
     refused = run("hand-over", str(data))
     assert refused.exit_code == 2
-    assert "--yes means yes" in refused.stderr
+    assert "use --yes to confirm" in refused.stderr
     aside = data.with_name("data.handed-over")
     assert refused.stdout.splitlines() == [
         f"move {data / HOLDINGS_FILE} to {aside / HOLDINGS_FILE}",
@@ -176,12 +176,12 @@ def test_a_prepared_transaction_with_a_delayed_message_refuses(tmp_path: Path) -
     before = names(data)
     refused = run("hand-over", str(data), "--yes")
     assert refused.exit_code == 1
-    assert "prepared transactions have messages with a time" in refused.stderr
+    assert "prepared transactions have scheduled messages" in refused.stderr
     assert refused.stderr.count("XID:") == 1
     assert names(data) == before
     journal.rename(tmp_path / "elsewhere")
     refused = run("hand-over", str(data), "--yes")
-    assert f"is not at {journal / 'transactions'} any more" in refused.stderr
+    assert f"is no longer at {journal / 'transactions'}:" in refused.stderr
     (tmp_path / "elsewhere").rename(journal)
     with (
         embedded_broker(data_path=data, settings=settings) as broker,
@@ -197,7 +197,7 @@ def test_a_prepared_transaction_with_a_delayed_message_refuses(tmp_path: Path) -
     journal.rename(tmp_path / "stopped")
     (tmp_path / "killed").rename(journal)
     refused = run("hand-over", str(data), "--yes")
-    assert "are in the journal: start the broker, and stop it" in refused.stderr
+    assert "the journal has scheduled messages" in refused.stderr
     shutil.rmtree(journal)
     (tmp_path / "stopped").rename(journal)
     done = run("hand-over", str(data), "--yes")
@@ -248,7 +248,7 @@ def test_a_record_that_was_made_since_is_not_overwritten(data: Path) -> None:
     aside = moved / HOLDINGS_FILE
     refused = run("hand-over", str(data), "--back")
     assert refused.exit_code == 1
-    assert f"a broker has made {data / HOLDINGS_FILE} since" in refused.stderr
+    assert f"a broker has created {data / HOLDINGS_FILE} since" in refused.stderr
     assert str(aside) in refused.stderr
     assert aside.exists()
     assert run("hand-over", str(data), "--yes").exit_code == 0

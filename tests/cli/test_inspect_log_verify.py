@@ -123,7 +123,7 @@ def test_a_directory_of_something_else_is_not_called_whole(tmp_path: Path) -> No
     (tmp_path / "python-3").mkdir()
     result = run("verify", str(tmp_path))
     assert result.exit_code == 1
-    sentence = f"no data directory of a broker: directory={tmp_path}"
+    sentence = f"not a data directory of a broker: directory={tmp_path}"
     assert result.stderr == f"metaq: {sentence}\n"
     assert result.stdout == ""
 

@@ -147,6 +147,6 @@ def test_a_new_pipeline_writes_to_a_set_without_transactions(tmp_path: Path) -> 
         words = ["pipeline", "init", str(tmp_path / "errors"), "--create-topics"]
         done = runner.invoke(main, words)
         assert done.exit_code == 0, done.output
-        assert "broker 0 is a replica set, which takes no transactions" in done.output
+        assert "broker 0 is a replica set, which has no transactions" in done.output
     spec = (tmp_path / "errors/spark-pipeline.yml").read_text()
     assert 'metaq.delivery: "at-least-once"' in spec

@@ -18,7 +18,7 @@ from metaq.model import Offset
         (7, 9, "2 bytes below the log start"),
         (0, 4, "1 bytes above the log end"),
         (0, 0, "5 bytes above the log end"),
-        (None, None, "the broker knows no log of it"),
+        (None, None, "the broker has no log of it"),
     ],
 )
 def test_an_offset_outside_the_log_is_seen(

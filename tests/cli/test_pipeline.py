@@ -28,7 +28,7 @@ def test_every_job_has_help_with_examples(job: str) -> None:
         (("stats", "t", "--window", "0"), "--window"),
         (("audit", "t", "--archive", "a", "--id", "key"), "--id has no effect without"),
         *(
-            ((*words, "--option", option), f"{name} contradicts the topics that")
+            ((*words, "--option", option), f"{name} is set by the topics of")
             for name, option, *words in (
                 ("subscribe", "subscribe=u", "archive", "t", "--to", "x"),
                 ("subscribe", "Subscribe=u", "stats", "t"),

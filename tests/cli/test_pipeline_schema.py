@@ -33,7 +33,7 @@ def test_a_schema_is_proposed_and_what_does_not_fit_is_told(broker: AnyBroker) -
         "decode.json('a BIGINT NOT NULL')\n"
     )
     assert result.stderr == (
-        "metaq: topic t: 4 messages looked at, 3 fit as json\n"
+        "metaq: topic t: 4 messages sampled, 3 fit as json\n"
         "metaq: 1 message: no JSON object\n"
     )
 
@@ -92,7 +92,7 @@ def test_where_nothing_fits_the_exit_code_says_so(
         broker.put(*values, topic="t")
     result = run("pipeline", "schema", "t", broker=broker)
     assert (result.exit_code, result.stdout) == (1, "")
-    assert f"topic t: {len(values)} messages looked at; fewer than" in result.stderr
+    assert f"topic t: {len(values)} messages sampled; no known format" in result.stderr
     machine = run("pipeline", "schema", "t", "--json", broker=broker)
     assert machine.exit_code == 1
     assert json.loads(machine.stdout) == {"topic": "t", "messages": len(values)}

@@ -196,7 +196,7 @@ def test_lines_without_an_answer_are_counted(
     file.write_bytes(b"line\n" * 5)
     with MemoryBroker() as broker:
         broker.stay_silent = lambda command: isinstance(command, Mput)
-        text = "5 lines in doubt: sent, and stored or not"
+        text = "5 lines in doubt: sent, but possibly not stored"
         result = run_until_said(text, "--file", str(file), broker=broker)
         assert result.exit_code == 1
         assert text in result.stderr
@@ -280,7 +280,7 @@ def test_lines_stored_around_a_refusal_are_not_called_unknown(file: Path) -> Non
     ("kind", "count", "exit_code", "text"),
     [
         (FaultKind.DROP_STORED, 1, 0, "lines may be stored twice"),
-        (FaultKind.SWALLOW, 1000, 1, "4 lines in doubt: sent, and stored or not"),
+        (FaultKind.SWALLOW, 1000, 1, "4 lines in doubt: sent, but possibly not stored"),
         (FaultKind.REFUSE, 1000, 1, "metaq: no room"),
     ],
 )

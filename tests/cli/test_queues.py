@@ -103,7 +103,7 @@ def test_a_group_shows_how_far_it_is(
     found = dict(zip(header, row, strict=True))
     assert (found["open_count"], found["ready_count"]) == ("2", "2")
     assert workers == "worker\tpartition\tmessages\n"
-    with pytest.raises(ClientError, match="no queue group other; groups there are: w"):
+    with pytest.raises(ClientError, match="no queue group other; existing groups: w"):
         show(target, "other", as_json=False)
 
 
@@ -115,7 +115,7 @@ def test_a_group_without_a_partition_says_why(
     assert show(target, "idle", as_json=True)
     out, error = capsys.readouterr()
     assert json.loads(out)["queues"] == []
-    assert "no partition of it yet: topic empty has had no message" in error
+    assert "no partitions yet: topic empty has had no message" in error
 
 
 def test_a_group_whose_topic_was_deleted_says_so(
@@ -134,7 +134,7 @@ def test_a_group_whose_topic_was_deleted_says_so(
     assert (
         "topic gone is on no broker: if it was deleted, so is what the group" in error
     )
-    assert "no partition of it yet" not in error
+    assert "no partitions yet" not in error
 
 
 def test_the_rate_is_what_was_done_between_two_looks() -> None:
@@ -246,13 +246,13 @@ def test_a_group_passes_over_damage_after_a_question(
         with pytest.raises(AdminError, match="not defined here"):
             skip("orders", "others", 0, broker.data_path, is_dry=True, is_sure=False)
         skip(*place, is_dry=False, is_sure=True)
-        assert f"goes on at offset {2 * size}" in capsys.readouterr().err
+        assert f"continues at offset {2 * size}" in capsys.readouterr().err
         with client.queue("orders", group="workers") as queue:
             message = queue.receive(10)
             assert message is not None
             assert message.data == b"2"
             message.ack()
-        with pytest.raises(AdminError, match="at no damage"):
+        with pytest.raises(AdminError, match="there is no damage to skip"):
             skip(*place, is_dry=False, is_sure=True)
 
 

@@ -110,7 +110,7 @@ def test_letters_go_back_as_they_were_and_once(
     assert {each.header_pairs for each in sent} == {(("trace", b"1"),)}
     redrive(target, "workers", LetterChoice(), **NOW)
     text = capsys.readouterr().err
-    assert "no dead letters in topic dead that were not sent back" in text
+    assert "no dead letters in topic dead still to be sent back" in text
     give_up(client, b"z", b"z", b"z")  # the first three that come: x and y again
     redrive(target, "workers", LetterChoice(), **NOW)
     assert [each.data for each in later(client, 7)] == [b"x", b"y", b"z"]
@@ -225,9 +225,11 @@ def test_many_causes_are_counted_together(
 def test_a_group_without_dead_letters_is_named(client: Client, target: Target) -> None:
     """And one that is not there."""
     client.admin().create_queue_group("mails", "orders", then="drop")
-    with pytest.raises(ClientError, match="group mails drops what it gives up"):
+    with pytest.raises(
+        ClientError, match="group mails drops messages that it gives up"
+    ):
         redrive(target, "mails", LetterChoice(), **NOW)
-    with pytest.raises(ClientError, match="no queue group x; groups there are: mails"):
+    with pytest.raises(ClientError, match="no queue group x; existing groups: mails"):
         redrive(target, "x", LetterChoice(), **NOW)
     assert run("queues", "redrive", "mails", "--limit", "0").exit_code == 2
 

@@ -166,9 +166,7 @@ def test_a_set_is_shown_for_people(
     assert replicas.show_replicas(scene.target, 0, as_json=False)
     output = capsys.readouterr()
     assert output.out.splitlines()[3].startswith("3\taway\t-\tFalse")
-    assert (
-        "replica 1 leads in epoch 7; in sync and there are 1, 2; 2 must" in output.err
-    )
+    assert "replica 1 leads in epoch 7; in sync and present: 1, 2; 2 must" in output.err
     scene.show(facts(2, "frozen", reason="set back"), state=PresenceState.FROZEN)
     assert not replicas.show_replicas(scene.target, 0, as_json=False)
     output = capsys.readouterr()
@@ -203,7 +201,8 @@ def test_a_set_is_named_where_there_are_several(scene: Scene) -> None:
     with pytest.raises(ReplicaSetError, match="got 0, 4: name it with --id"):
         replicas.show_replicas(scene.target, None, as_json=True)
     with pytest.raises(
-        ReplicaSetError, match=r"no .* set of broker 5; sets .*: 0, 4; .* restore'"
+        ReplicaSetError,
+        match=r"no .* set of broker 5; existing sets: 0, 4; .* restore'",
     ):
         replicas.show_replicas(scene.target, 5, as_json=True)
 
@@ -252,7 +251,9 @@ def test_a_leader_is_asked_to_hand_over(scene: Scene) -> None:
     scene.lead(2)
     assert replicas.transfer(scene.target, 2, None, leads_s=0.2)
     assert scene.record == LED.then(target=2)
-    with pytest.raises(ReplicaSetError, match="replica 3 is not there, or not ready"):
+    with pytest.raises(
+        ReplicaSetError, match="replica 3 cannot lead: it is away, or not ready"
+    ):
         replicas.transfer(scene.target, 3, None)
 
 
@@ -265,15 +266,15 @@ def test_a_replica_is_forced_to_lead_after_what_is_lost_was_shown(
     logs = (HeldLog("t-0", 5, 0, 60, 40), HeldLog("u-0", 6, 0, 10, 10))
     scene.show(facts(2, logs=logs))
     scene.show(facts(3, logs=(HeldLog("t-0", 5, 0, 90, 70),)))
-    with pytest.raises(click.UsageError, match="--yes means yes"):
+    with pytest.raises(click.UsageError, match="use --yes to confirm"):
         replicas.elect(scene.target, 2, None, is_sure=False)
     assert scene.record == LED
     capsys.readouterr()
     assert not replicas.elect(scene.target, 2, None, is_sure=True, leads_s=0.2)
     output = capsys.readouterr()
     assert output.out.splitlines()[1:] == ["t-0\t60\t90\t70\t3"]
-    assert "1 logs of 2 have less at replica 2" in output.err
-    assert "not asked: 1" in output.err
+    assert "1 logs of 2 are shorter at replica 2" in output.err
+    assert "replicas without an answer: 1" in output.err
     assert "in sync, and" not in output.err
     assert "0 committed offsets lowered to the log ends of replica 2" in output.err
     record = scene.record
@@ -281,7 +282,7 @@ def test_a_replica_is_forced_to_lead_after_what_is_lost_was_shown(
     assert (record.leader, record.forced) == (0, (8,))
     assert record.epoch.number == 8
     assert PATHS.set_leader(ID) not in scene.zookeeper.tree()
-    with pytest.raises(ReplicaSetError, match="replica 1 does not say what it has"):
+    with pytest.raises(ReplicaSetError, match="replica 1 does not report its logs"):
         replicas.elect(scene.target, 1, None, is_sure=True, leads_s=0.2)
 
 
@@ -291,9 +292,9 @@ def test_what_no_replica_can_say_is_lost_is_named_before_a_replica_is_forced(
     """No log has less than elsewhere where no other replica is asked."""
     scene.write(replace(LED, in_sync=frozenset({1, 3})))
     scene.show(facts(2, logs=(HeldLog("t-0", 5, 0, 60, 40),)))
-    with pytest.raises(click.UsageError, match="--yes means yes"):
+    with pytest.raises(click.UsageError, match="use --yes to confirm"):
         replicas.elect(scene.target, 2, None, is_sure=False)
-    assert "replica 2 is not in sync, and 1, 3 cannot be asked" in (
+    assert "replica 2 is not in sync, and no answer came from 1, 3" in (
         capsys.readouterr().err
     )
 
@@ -320,7 +321,7 @@ def test_groups_go_on_at_the_log_ends_of_a_replica_that_is_forced_to_lead(
         tree = scene.zookeeper.tree()
         return {path: tree[f"/meta/consumers/{path}"].data for path in nodes}
 
-    with pytest.raises(click.UsageError, match="--yes means yes"):
+    with pytest.raises(click.UsageError, match="use --yes to confirm"):
         replicas.elect(scene.target, 2, None, is_sure=False)
     assert stored() == nodes
     assert not replicas.elect(scene.target, 2, None, is_sure=True, leads_s=0.2)
@@ -330,7 +331,7 @@ def test_groups_go_on_at_the_log_ends_of_a_replica_that_is_forced_to_lead(
         "away/offsets/t/0-0": b"-1-60",
     }
     said = capsys.readouterr().err
-    assert "group g has committed 70 of t/0-0, and goes on at 60" in said
+    assert "group g: committed offset 70 of t/0-0 will be set to 60" in said
     assert "3 committed offsets lowered to the log ends of replica 2" in said
     assert "replica 2 does not lead after 0.2 s" in said
 
@@ -365,7 +366,7 @@ def test_a_lost_record_is_made_again_from_the_copies(
     older = FIRST.at(6, "n6", leader=2)
     newest = older.at(7, "n7", leader=1, in_sync=frozenset({1, 2}))
     frozen(scene, facts(1, record=newest), facts(2, record=older))
-    with pytest.raises(ReplicaSetError, match=r"replicas \[3\] have not shown"):
+    with pytest.raises(ReplicaSetError, match=r"replicas \[3\] have not reported"):
         replicas.restore(scene.target, None, (), is_dry=False, is_sure=True)
     replicas.restore(scene.target, None, (3,), is_dry=True, is_sure=True)
     before = scene.zookeeper.tree().get(RECORD)
@@ -404,7 +405,7 @@ def test_a_record_that_changed_while_the_operator_was_asked_is_not_restored(
 
     looks: list[Clock] = []
     target = replace(scene.target, coordinator=write_first)
-    with pytest.raises(ReplicaSetError, match="another record now"):
+    with pytest.raises(ReplicaSetError, match="the record of the set has changed"):
         replicas.restore(target, None, (), is_dry=False, is_sure=True)
     assert scene.record == claimed
 
@@ -478,7 +479,7 @@ def test_a_set_is_made_from_the_data_of_one_broker(
 ) -> None:
     """In its files and in ZooKeeper; again it does nothing, elsewhere it is refused."""
     path = write_settings(tmp_path, data_of_a_broker)
-    with pytest.raises(click.UsageError, match="--yes means yes"):
+    with pytest.raises(click.UsageError, match="use --yes to confirm"):
         init(scene, path, is_sure=False)
     assert RECORD not in scene.zookeeper.tree()
     init(scene, path)
@@ -496,7 +497,7 @@ def test_a_set_is_made_from_the_data_of_one_broker(
     init(scene, path)
     assert scene.record == record
     other = write_settings(tmp_path, tmp_path / "empty", 2)
-    with pytest.raises(ReplicaSetError, match="a replica joins it by being started"):
+    with pytest.raises(ReplicaSetError, match="to join it, start a replica"):
         init(scene, other)
 
 
@@ -512,7 +513,9 @@ def test_a_broker_that_has_messages_that_wait_is_not_made_a_set(
 
     asyncio.run(schedule())
     path = write_settings(tmp_path, tmp_path / "data")
-    with pytest.raises(ReplicaSetError, match="wait for their time here, 1 of them"):
+    with pytest.raises(
+        ReplicaSetError, match="the data directory has 1 scheduled messages"
+    ):
         init(scene, path)
     assert RECORD not in scene.zookeeper.tree()
     assert read_set_file(SystemFileSystem(), tmp_path / "data") is None
@@ -551,7 +554,7 @@ def test_data_that_is_no_part_of_a_set_is_discarded_on_request(
         join(scene, path)
     scene.write(LED)
     assert not join(scene, path, is_discarding=False)
-    with pytest.raises(ReplicaSetError, match="no other in-sync replica is there"):
+    with pytest.raises(ReplicaSetError, match="no other in-sync replica is present"):
         join(scene, path)
     assert (data_of_a_broker / "test-0").is_dir()
     scene.show(facts(1))

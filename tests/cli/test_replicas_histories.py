@@ -140,7 +140,7 @@ def test_a_replica_that_is_left_alone_with_a_lost_record_is_forced_to_lead(
         rig.zookeeper.start(is_wiped=True)
         await rig.start(3)
         await rig.role(3, R.FROZEN)
-        with pytest.raises(ReplicaSetError, match=r"\[1, 2\] have not shown"):
+        with pytest.raises(ReplicaSetError, match=r"\[1, 2\] have not reported"):
             await restore(rig)
         await restore(rig, 1, 2)
         await soon(lambda: RECORD in rig.zookeeper.nodes)

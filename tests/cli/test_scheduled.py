@@ -79,7 +79,7 @@ def test_lines_wait_and_are_listed_and_taken_back(
     assert cancel(target, "orders", late, is_dry=True, is_sure=False, as_json=True)
     assert listing(target, capsys)["messages"] == 3
     assert cancel(target, "orders", late, is_dry=False, is_sure=True, as_json=True)
-    assert "2 messages taken back" in capsys.readouterr().err
+    assert "2 messages cancelled" in capsys.readouterr().err
     assert listing(target, capsys, late)["messages"] == 0
     assert listing(target, capsys)["messages"] == 1
     # Nothing is asked where nothing waits.

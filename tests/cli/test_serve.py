@@ -84,7 +84,7 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     result = run("local", "--data-dir", str(tmp_path / "file" / "data"))
     assert result.exit_code == 1
-    assert f"cannot make the data directory {tmp_path}" in result.stderr
+    assert f"cannot create the data directory {tmp_path}" in result.stderr
 
 
 @pytest.mark.slow
@@ -101,13 +101,15 @@ def test_a_port_that_is_taken_names_the_option_for_another(
         if option == "--port":
             words += ["--set", "zk.zkEnable=false"]
         child = metaq_local(*words, option, port)
-        sentence = f"127.0.0.1:{port}: Address already in use; {option} takes another"
+        sentence = (
+            f"127.0.0.1:{port}: Address already in use; choose another with {option}"
+        )
         assert child.returncode == 1
         assert sentence in child.stderr.splitlines()[-1]
         if option == "--port":
             child = metaq_local(*words, "--set", f"httpPort={port}")
             assert child.returncode == 1
-            assert "takes another" not in child.stderr
+            assert "choose another" not in child.stderr
 
 
 def metaq_local(*words: str) -> "subprocess.CompletedProcess[str]":
@@ -140,7 +142,7 @@ def test_a_broker_that_no_client_finds_is_not_ready(tmp_path: Path) -> None:
         child.terminate()
         output, _errors = child.communicate(timeout=60)
     assert line.startswith(
-        "metaq: not ready: no client finds the broker in ZooKeeper at 127.0.0.1:1: "
+        "metaq: not ready: the broker is not registered in ZooKeeper at 127.0.0.1:1: "
     )
     assert (output, child.returncode) == ("", 0)
 

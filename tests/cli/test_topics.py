@@ -183,7 +183,7 @@ def test_a_topic_that_is_missing_is_not_named_among_the_others() -> None:
     """ZooKeeper keeps the names of topics whose brokers have gone."""
     assert str(nobody_serves("b", {"a", "b", "c"})) == (
         "no broker serves topic 'b' at the moment; 'metaq topics create b"
-        " --partitions 1' makes it; other topics are: a, c"
+        " --partitions 1' creates it; other topics are: a, c"
     )
     assert str(nobody_serves("b", {"b"})).endswith("other topics are: none")
 

@@ -102,7 +102,10 @@ def test_the_name_may_be_typed_at_a_terminal(target: Target) -> None:
         topics.delete(target, "orders", None, as_json=False)
 
     done = at_terminal(delete, b"orders\n")
-    assert "All messages of orders will be removed. Its name again: " in done.stderr
+    assert (
+        "This deletes all messages of orders. Name of the topic, to confirm: "
+        in done.stderr
+    )
     assert done.stderr.endswith("metaq: topic orders is deleted\n")
 
 
@@ -118,5 +121,5 @@ def test_scheduled_messages_of_a_deleted_topic_are_counted(
         topics.delete(target, "orders", None, as_json=False)
 
     done = at_terminal(delete, b"orders\n")
-    assert "will be removed, with 2 scheduled messages. Its name again" in done.stderr
+    assert "of orders, with 2 scheduled messages. Name of the topic" in done.stderr
     assert done.stderr.endswith("orders is deleted, with 2 scheduled messages\n")

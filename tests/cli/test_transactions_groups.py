@@ -87,8 +87,8 @@ def test_a_group_and_its_dead_members_are_named_and_settled(
     keys, lines = listed(tmp_path, capsys)
     assert {*keys} == {format_key(xid) for xid in (decided, left, living)}
     assert "\n".join(lines) == (
-        "group-copy is of group copy, members copy_one, copy_two, copy_three, which"
-        " writes exactly once; the next consumer of the group ends it, or:\n"
+        "group-copy belongs to group copy, members copy_one, copy_two, copy_three,"
+        " which writes exactly once; the next consumer of the group ends it, or:\n"
         "  metaq txn settle group-copy"
     )
     settle(target, "group-copy")

@@ -277,12 +277,12 @@ def test_a_client_that_is_closed_or_not_started_says_so(broker: AnyBroker) -> No
     with pytest.raises(ClosedError, match="not started"):
         client.topics()
     client.close()
-    with client, pytest.raises(ClosedError, match="started once"):
+    with client, pytest.raises(ClosedError, match="started only once"):
         client.start()
     client.close()
     with pytest.raises(ClosedError, match="closed"):
         client.consumer("g", ["test"])
-    with pytest.raises(ClosedError, match="started once"):
+    with pytest.raises(ClosedError, match="started only once"):
         client.start()
 
 

@@ -610,7 +610,7 @@ def test_partitions_of_a_broker_that_the_cluster_has_lost_are_told(
             patch.setattr(ClientContext, "address_of", lambda *_: None)
             wait_until(lambda: len(consumer.health().problems) == 5)
             assert {*consumer.health().problems} == {
-                f"test/0-{number}: broker 0 is not there" for number in range(5)
+                f"test/0-{number}: broker 0 is away" for number in range(5)
             }
         wait_until(lambda: consumer.health().is_ok)
 
@@ -762,10 +762,10 @@ def test_a_consumer_that_was_not_started_says_so(client: Any) -> None:
 def test_a_consumer_is_started_once(client: Any) -> None:
     with (
         client.consumer("g", ["test"], **IDLE) as consumer,
-        pytest.raises(ClosedError, match="started once"),
+        pytest.raises(ClosedError, match="started only once"),
     ):
         consumer.start()
-    with pytest.raises(ClosedError, match="started once"):
+    with pytest.raises(ClosedError, match="started only once"):
         consumer.start()
 
 

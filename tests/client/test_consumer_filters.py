@@ -336,7 +336,7 @@ def test_a_log_whose_start_moved_is_read_on_from_there(
                 lost = int(rest[0].stem)
                 assert consumer.statistics().missing_bytes == lost
     (error,) = (each for each in caplog.records if each.levelname == "ERROR")
-    assert f"old=0 new={lost}: what is between was deleted unread" in error.message
+    assert f"old=0 new={lost}: the bytes between were deleted unread" in error.message
 
 
 def test_members_share_what_matches(client: Any) -> None:

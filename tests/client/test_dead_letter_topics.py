@@ -51,7 +51,7 @@ def test_a_run_without_its_topic_of_dead_letters_does_not_begin(
             consumer.run(failing(client), retry=DEAD, timeout=5)
         assert str(refused.value) == (
             "dead-letter topic 'test.dead' does not exist; 'metaq topics create"
-            " test.dead --partitions 1' makes it"
+            " test.dead --partitions 1' creates it"
         )
         assert consumer.statistics().handling.failure_count == 0
         broker.create_topic("test.dead")
@@ -68,7 +68,7 @@ def test_a_run_makes_its_topic_of_dead_letters_on_request(
     broker.put(b"0")
     with client.consumer("g", ["test"], **IDLE) as consumer:
         if not broker.has_extensions:
-            with pytest.raises(MetaqError, match=r"take topics from their server\.ini"):
+            with pytest.raises(MetaqError, match=r"read topics from their server\.ini"):
                 consumer.run(failing(client), retry=MAKES, timeout=0.5)
             return
         while not client.partitions("test.dead") or not broker.stored("test.dead"):
@@ -83,7 +83,7 @@ def test_a_run_begins_where_the_cluster_cannot_be_asked(
     with client.consumer("g", ["test"], **IDLE) as consumer:
         broker.zookeeper.stop()
         consumer.run(failing(client), retry=DEAD, timeout=0.05)
-        assert "topics of dead letters are not looked for" in caplog.text
+        assert "cannot look for dead-letter topics" in caplog.text
         broker.zookeeper.start()
 
 
@@ -122,7 +122,7 @@ def test_a_topic_that_matches_during_a_run_has_its_missing_one_named_by_health(
         (problem,) = consumer.health().problems
         assert problem == (
             "dead-letter topic 'tent.dead' does not exist; 'metaq topics create"
-            " tent.dead --partitions 1' makes it"
+            " tent.dead --partitions 1' creates it"
         )
         broker.put(b"1")
         wait_until(lambda: broker.stored("test.dead") == [b"0", b"1"])
@@ -151,7 +151,7 @@ def test_a_topic_that_matches_during_a_run_has_its_own_made_with_the_first_lette
         wait_until(lambda: consumer.health().problems == ())
         broker.put(b"0", topic="tent")
         if not broker.has_extensions:
-            text = "take topics from their server.ini"
+            text = "read topics from their server.ini"
             wait_until(lambda: text in str(consumer.health().problems))
             return
         wait_until(lambda: client.partitions("tent.dead"))

@@ -88,6 +88,8 @@ def test_a_broker_that_is_away_is_no_broker_without_branches(
     options = {**started[0].client_options, "request_timeout_s": 5}
     with (
         type(client)(**options) as late,
-        pytest.raises(TransactionInDoubtError, match="do not say what they have"),
+        pytest.raises(
+            TransactionInDoubtError, match="did not report their transactions"
+        ),
     ):
         late.admin().settle_group("g")

@@ -280,7 +280,7 @@ def test_a_commit_in_the_block_is_refused(
     [
         ({}, "commit_interval_s=None, got 5"),
         ({**MANUAL, "offsets": MemoryOffsets()}, "offsets in MemoryOffsets.*ZooKeeper"),
-        ({**MANUAL, "partitions": ["0-0"]}, "not in ZooKeeper, which decides"),
+        ({**MANUAL, "partitions": ["0-0"]}, "not in ZooKeeper, which keeps"),
     ],
 )
 def test_a_consumer_that_cannot_decide_is_refused(

@@ -170,7 +170,7 @@ def test_a_group_is_kept_while_a_member_may_decide(client: Any, server: Server) 
     """It has left the group and its token is there: its decisions stay."""
     left_by_the_dead(client, server)
     server.put(PATHS.group_token("g", NEXT), b"g_late", session_id=99)
-    with pytest.raises(GroupInUseError, match=r"exactly once is there.*/tokens"):
+    with pytest.raises(GroupInUseError, match=r"exactly once is alive.*/tokens"):
         client.admin().delete_group("g")
     assert PATHS.group_decision("g", PLACE) in server.tree()
     assert PATHS.group_offset("g", PLACE) in server.tree()
@@ -194,7 +194,7 @@ def test_a_decision_of_a_member_that_came_in_between_is_kept(
             server.reap(99)
 
     server.meanwhile = meanwhile
-    with pytest.raises(GroupInUseError, match="exactly once is there"):
+    with pytest.raises(GroupInUseError, match="exactly once is alive"):
         client.admin().delete_group("g")
     assert prepared(client) == [late]
     client.admin().delete_group("g")
@@ -208,7 +208,7 @@ def test_a_broker_that_is_away_keeps_the_group(client: Any, server: Server) -> N
     away = PATHS.recorded_broker(BrokerId(7))
     server.put(away, encode_address(BrokerAddress("127.0.0.1", 1)))
     before = nodes_of(server, "g")
-    with pytest.raises(TransactionInDoubtError, match="brokers 7 do not say"):
+    with pytest.raises(TransactionInDoubtError, match="brokers 7 did not report"):
         client.admin().delete_group("g")
     assert nodes_of(server, "g") == before
     server.remove(away)

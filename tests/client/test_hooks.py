@@ -679,7 +679,7 @@ def test_hooks_are_functions(client: Any, world: str, name: str) -> None:
     with pytest.raises(TypeError, match=f"{name}: expected a function"):
         ConsumerOptions(**{name: 3})
     if world == "sync":
-        with pytest.raises(ConfigError, match=f"{name}: expected a function"):
+        with pytest.raises(ConfigError, match=f"{name}: expected a plain function"):
             client.consumer("g", ["test"], **{name: hook})
 
 

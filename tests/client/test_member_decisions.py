@@ -294,7 +294,7 @@ def test_an_end_of_the_dead_that_fails_fails_nothing_else(
         assert await stage.member.claim(ONE)
         await asyncio.sleep(1)
         assert stage.prepared() != []
-        assert "dead batches may be left: group=g" in caplog.text
+        assert "batches of dead members may be left: group=g" in caplog.text
         stage.faults.clear()
         assert await stage.member.claim(ZERO)
         await asyncio.sleep(1)
@@ -708,7 +708,9 @@ def test_the_next_batch_waits_until_the_last_one_is_complete() -> None:
         await stage.claim()
         first = stage.batch()
         stage.fail("COMMIT_TWO_PHASE")
-        with pytest.raises(TransactionInDoubtError, match="input does not come again"):
+        with pytest.raises(
+            TransactionInDoubtError, match="input is not delivered again"
+        ):
             await stage.member.write(first)
         assert stage.member.positions == first.offsets
         second = stage.batch()

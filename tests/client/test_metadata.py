@@ -216,7 +216,7 @@ def test_a_broker_that_leaves_keeps_its_partitions_and_loses_its_address(
             again.answer = one.answer
             await until(lambda: set(metadata.snapshot.brokers) == {0, 1})
             # Later it leaves once more, before the metadata is stopped.
-            assert caplog.text.count("broker gives no metadata") == 1
+            assert caplog.text.count("broker did not report its metadata") == 1
 
     run(scenario, unreachable_s=0.02)
 
@@ -513,11 +513,11 @@ def test_a_topic_that_there_is_not_has_near_names_and_a_command() -> None:
             await client.topics()  # ZooKeeper is known to be there
             for topic, wanted in (
                 ("oders", "did you mean orders? 'metaq topics create oders"),
-                ("xyz", "are there: 0; 'metaq topics create xyz"),
+                ("xyz", "brokers present: 0; 'metaq topics create xyz"),
             ):
                 with pytest.raises(NoBrokerError) as missing:
                     await client.producer().send(topic, b"x", timeout=0.2)
-                text = f"{wanted} --partitions 1' makes it"
+                text = f"{wanted} --partitions 1' creates it"
                 assert str(missing.value).endswith(text)
 
     asyncio.run(scenario())

@@ -430,10 +430,10 @@ def test_it_is_started_once(broker: AnyBroker, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with client_of(broker) as client:
             async with client.ordered_producer("test", "0:2", tmp_path) as producer:
-                with pytest.raises(ClosedError, match="started once"):
+                with pytest.raises(ClosedError, match="started only once"):
                     await producer.start()
                 assert isinstance(await producer.send(b"a"), SendResult)
-            with pytest.raises(ClosedError, match="started once"):
+            with pytest.raises(ClosedError, match="started only once"):
                 await producer.start()
 
     asyncio.run(scenario())

@@ -100,7 +100,7 @@ def test_another_definition_is_refused_with_the_difference(
 @pytest.mark.parametrize(
     ("wanted", "text"),
     [
-        ({}, "say dead_letter_topic"),
+        ({}, "pass dead_letter_topic"),
         ({"dead_letter_topic": "nowhere"}, "there is no topic 'nowhere'"),
         ({"dead_letter_topic": "orders"}, "another topic than 'orders' itself"),
     ],
@@ -156,7 +156,7 @@ def test_an_altered_group_keeps_what_it_is() -> None:
 @pytest.mark.parametrize(
     ("wanted", "text"),
     [
-        ({}, "nothing is said"),
+        ({}, "expected at least one option"),
         ({"dead_letter_topic": "nowhere"}, "there is no topic 'nowhere'"),
         ({"dead_letter_topic": "orders"}, "another topic than 'orders' itself"),
         ({"then": "dead_letter"}, "expected a topic with then='dead_letter'"),

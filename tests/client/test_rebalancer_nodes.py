@@ -69,7 +69,7 @@ def test_waiting_for_others_is_logged_once(caplog: pytest.LogCaptureFixture) -> 
     run_virtually(scenario())
     warnings = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
     assert len(warnings) == 1
-    assert "owned by other members still: t/0-0" in warnings[0]
+    assert "still owned by other members: t/0-0" in warnings[0]
 
 
 def test_a_deleted_member_node_comes_back() -> None:

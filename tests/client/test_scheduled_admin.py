@@ -123,7 +123,7 @@ def test_a_partition_whose_broker_is_away_is_a_problem_of_a_listing(
     broker.stop()
     wait_until(lambda: admin.scheduled("test").problems == away)
     (problem,) = admin.scheduled().problems
-    assert problem == "broker 0 is away, with what waits there"
+    assert problem == "broker 0 is away, with its scheduled messages"
     with pytest.raises(PartitionsAwayError, match="test/0-0"):
         admin.cancel_scheduled("test")
     broker.start()

@@ -49,7 +49,7 @@ def test_before_and_after_its_block_a_client_makes_nothing(broker: AnyBroker) ->
             pass
         with pytest.raises(ClosedError, match="closed"):
             client.consumer("g", ["test"])
-        with pytest.raises(ClosedError, match="started once"):
+        with pytest.raises(ClosedError, match="started only once"):
             await client.start()
         await client.close()
 

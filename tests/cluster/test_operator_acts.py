@@ -202,7 +202,7 @@ def test_a_set_is_not_made_twice(cluster: Cluster) -> None:
             replicas.init(replica.ini, {}, **again)
         ledger.note(f"wipe {number}, and init on its empty directory")
         replica.wipe()
-        with pytest.raises(MetaqError, match="a replica joins it by being started"):
+        with pytest.raises(MetaqError, match="to join it, start a replica"):
             replicas.init(replica.ini, {}, **again)
         wait_acked(ledger)
         cluster.mend()
@@ -244,7 +244,7 @@ def test_a_replica_number_that_is_used_twice_is_refused(cluster: Cluster) -> Non
             ledger.note(f"start another {number}")
             twin.start()
             wait_until(
-                lambda: f"replica {number} twice, at" in twin.log.read_text(),
+                lambda: f"replica {number} runs twice, at" in twin.log.read_text(),
                 SETTLE_S,
                 lambda: twin.log.read_text()[-2000:],
             )

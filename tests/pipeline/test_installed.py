@@ -31,5 +31,5 @@ def test_an_older_pyspark_is_refused_with_both_versions(
     require_version((4, 1), "this")
     with pytest.raises(ConfigError) as caught:
         require_version((4, 2), "this")
-    text = f"this takes PySpark 4.2 or newer, and 4.1.4 is installed: {INSTALL}"
+    text = f"this requires PySpark 4.2 or newer, got 4.1.4: {INSTALL}"
     assert str(caught.value) == text

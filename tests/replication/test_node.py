@@ -51,8 +51,8 @@ def test_an_empty_replica_that_starts_first_creates_no_set() -> None:
         before = rig.zookeeper.tree()
         text = await refusal_of(rig, 2)
         assert text == (
-            "broker 0 is no replica set yet: run 'metaq replicas init' where its data"
-            " is"
+            "broker 0 is not a replica set yet: run 'metaq replicas init' where its"
+            " data is"
         )
         assert rig.zookeeper.tree() == before
         assert read_set_file(rig[2].disk, DATA) is None
@@ -74,7 +74,8 @@ def test_a_replica_that_is_not_in_the_record_is_not_let_in() -> None:
                 ),
             )
         text = await refusal_of(rig, 3)
-        assert text == "replica 3 is none of [1, 2]: run 'metaq replicas add 3' first"
+        advice = "run 'metaq replicas add 3' first"
+        assert text == f"expected one of replicas [1, 2], got 3: {advice}"
 
     run(scenario, are_started=False)
 
@@ -128,8 +129,8 @@ def test_a_directory_with_logs_of_no_set_is_not_let_in() -> None:
         rig[2].disk.open_append(name, create=True).close()
         text = await refusal_of(rig, 2)
         assert text == (
-            "replica 2 has 1 partitions that are no part of the set: run 'metaq"
-            " replicas join --discard' to begin without them"
+            "replica 2 has 1 partitions that do not belong to the set: run"
+            " 'metaq replicas join --discard' to start without them"
         )
 
     run(scenario, are_started=False)
@@ -164,7 +165,10 @@ def test_a_number_that_is_in_use_changes_nothing() -> None:
         try:
             await second.start()
             await soon(lambda: second.node.facts().reason)
-            assert f"replica 2 twice, at {rig[2].address}" in second.node.facts().reason
+            assert (
+                f"replica 2 runs twice, at {rig[2].address}"
+                in second.node.facts().reason
+            )
             assert second.role == "starting"
             assert rig.zookeeper.nodes[f"{MEMBER}/2"].data == before
             await rig[2].stop()

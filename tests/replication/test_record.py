@@ -258,7 +258,7 @@ def test_members_of_a_restored_set_were_in_sync_before_and_after() -> None:
 def test_nobody_is_left_out_of_a_restore_unnamed() -> None:
     """A replica that is away may have the newest copy."""
     copies = {1: LED, 2: LED}
-    with pytest.raises(ReplicaSetError, match=r"replicas \[3\] have not shown"):
+    with pytest.raises(ReplicaSetError, match=r"replicas \[3\] have not reported"):
         restored_record(copies, None, completed={}, missing=frozenset(), nonce="r")
     record = restored_record(
         copies, None, completed={}, missing=frozenset({3}), nonce="r"

@@ -262,7 +262,9 @@ def test_an_empty_replica_that_starts_first_creates_no_part_of_a_set() -> None:
         rig = SetRig()
         nodes = await rig.join(1)
         await nodes.read(synced=True)
-        with pytest.raises(ReplicaSetError, match="`metaq replicas init` makes a set"):
+        with pytest.raises(
+            ReplicaSetError, match="create one with `metaq replicas init`"
+        ):
             await nodes.show(shown(1))
         register = plan_register(FIRST, 0, (1, 1), None)
         assert await propose(rig, 1, register, own=member(1)) is Outcome.REFUSED
@@ -527,7 +529,7 @@ def test_a_replica_number_that_is_used_twice_is_refused() -> None:
             with pytest.raises(ReplicaSetError) as caught:
                 await other.show(shown(2, address="meta://elsewhere:8123"))
             assert str(caught.value) == (
-                "replica 2 twice, at meta://host2:8123 and at meta://elsewhere:8123;"
+                "replica 2 runs twice, at meta://host2:8123 and at meta://elsewhere:8123;"
                 " give each its own replicaId"
             )
             assert rig.data(PRESENT_2) == to_json(shown(2))
@@ -559,7 +561,7 @@ def test_a_replica_number_that_is_used_on_another_machine_is_refused(
             with pytest.raises(ReplicaSetError) as caught:
                 await other.show(replace(first, token=token))
             assert str(caught.value) == (
-                "replica 2 twice, at meta://host2:8123 and, on another machine, at"
+                "replica 2 runs twice, at meta://host2:8123 and, on another machine, at"
                 " meta://host2:8123; give each its own replicaId"
             )
             assert rig.data(PRESENT_2) == to_json(first)
@@ -590,7 +592,9 @@ def test_of_two_processes_that_start_as_one_replica_one_registers() -> None:
             assert tree[PRESENT_2].data == to_json(changes[0][3])
             assert await register(1) is Outcome.REFUSED
             await other.read(synced=True)
-            with pytest.raises(ReplicaSetError, match="replica 2 twice, at meta://a:1"):
+            with pytest.raises(
+                ReplicaSetError, match="replica 2 runs twice, at meta://a:1"
+            ):
                 await register(1)
             assert rig.server.tree() == tree
 

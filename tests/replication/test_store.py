@@ -155,7 +155,7 @@ def test_a_file_without_space_is_written_when_there_is_some(
         saving = asyncio.create_task(made.save(FILE))
         await until(lambda: writes.refused_count > 1 and made.lack_of_space)
         size = len(encode_set_file(FILE))
-        assert f"full: expected room for {size} bytes, free are" in made.lack_of_space
+        assert f"full: expected {size} free bytes, got" in made.lack_of_space
         writes.is_full = False
         await saving
         assert (made.failure, made.lack_of_space) == ("", "")
@@ -163,7 +163,7 @@ def test_a_file_without_space_is_written_when_there_is_some(
     run(scenario)
     assert writes.written == [FILE]
     assert [each.message.partition(":")[0] for each in caplog.records] == [
-        "replica waits for space",
+        "replica is waiting for space",
         "replica has space again",
     ]
 

@@ -82,8 +82,8 @@ def test_an_offset_inside_a_record_is_called_that(
     name = f"{edge}ingOffsets"
     given = {"subscribe": TOPIC, name: json.dumps({TOPIC: {"0-0": 40, "0-1": 0}})}
     sentence = (
-        "logs/0-0: no record begins at offset 40, which is inside one, or at damage;"
-        " the next one is at 70. Offsets are byte positions"
+        "logs/0-0: no record begins at offset 40, which is inside a record, or at"
+        " damage; the next one is at 70. Offsets are byte positions"
     )
 
     def plan(**more: Any) -> Any:

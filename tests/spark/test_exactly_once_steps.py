@@ -577,7 +577,9 @@ def test_a_broker_that_is_away_is_not_taken_for_settled(scene: Scene) -> None:
     run.tasks()
     scene.brokers[1].stop()
     try:
-        with pytest.raises(IncompleteError, match="decided, but brokers 1 do not say"):
+        with pytest.raises(
+            IncompleteError, match="decided, but brokers 1 did not report"
+        ):
             scene.run(lambda manager: manager.settle())
     finally:
         scene.brokers[1].start()
@@ -596,7 +598,9 @@ def test_a_broker_whose_journal_is_offline_is_not_taken_for_settled(
     (redo,) = scene.brokers[1].data_path.rglob("redo.*")
     redo.rename(redo.with_name("kept"))
     scene.brokers[1].start()
-    sentence = "do not say what they have prepared: transactions are offline until a"
+    sentence = (
+        "did not report their prepared transactions: transactions are offline until a"
+    )
     try:
         with pytest.raises(IncompleteError, match=f"brokers 1 {sentence} restart"):
             settle_write(scene.target, NAME)

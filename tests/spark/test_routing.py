@@ -171,7 +171,7 @@ def test_a_rerun_goes_where_the_first_run_went(
     assert str(found.value) == (
         "this batch was begun with logs/1-0, logs/1-1, where no broker takes puts now:"
         " start broker 1 and run it again; with failOnLostRoute=false it goes"
-        " elsewhere, and what its first run has stored is there twice"
+        " to other partitions, and rows that its first run has stored are stored twice"
     )
     brokers.all[1].start()
     brokers.all[2].start()
@@ -266,7 +266,7 @@ def test_without_zookeeper_all_named_brokers_have_to_be_there(
         with pytest.raises(NoBrokerError) as found:
             cluster.targets([TOPIC], is_whole=True)
     assert str(found.value).startswith(
-        "broker meta://h:7 has never answered: without ZooKeeper a batch goes to all"
+        "broker meta://h:7 has never answered: without ZooKeeper a batch needs all"
     )
     run(0, zookeeper=None, brokers=both)
     assert brokers.values() == numbered(COUNT)

@@ -62,7 +62,7 @@ TEXT, BYTES, INT = pa.string(), pa.binary(), pa.int32()
         ),
         (
             {"value": "binary", "date": "date"},
-            "column date is none that can",
+            "column date cannot be",
         ),
     ],
 )

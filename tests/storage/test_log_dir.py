@@ -94,7 +94,7 @@ def test_a_file_in_the_place_of_the_data_directory_is_fatal(
 ) -> None:
     """A path that is not a directory is refused."""
     fs.open_append(DATA, create=True).close()
-    with pytest.raises(StorageError, match="is no directory: path=/data"):
+    with pytest.raises(StorageError, match="is not a directory: path=/data"):
         opened(fs)
 
 

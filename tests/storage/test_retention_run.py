@@ -270,7 +270,7 @@ def test_a_clock_that_jumped_deletes_nothing(
     report = run(bench, "test")
     assert report.segment_count == 0
     assert report.clock_fault is not None
-    assert "not believed" in report.clock_fault
+    assert "not trusted" in report.clock_fault
     bench.close()
 
 

@@ -353,7 +353,7 @@ def test_a_session_that_is_given_up_is_ended_when_a_server_is_back(
             await until(lambda: server.closed_sessions == [0x51])
             await until(lambda: task_count() == 1)
             assert [one.zxid for one in server.greeted if not one.session_id] == [0, 0]
-            assert "session given up" in caplog.text
+            assert "session abandoned" in caplog.text
             await coordinator.stop(deadline_s=in_s())
             assert server.closed_sessions == [0x51, 0x52]
 

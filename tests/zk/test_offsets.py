@@ -126,7 +126,7 @@ def test_nobody_but_the_owner_commits() -> None:
         server = MemoryZooKeeper()
         async with owner_on(server) as one, owner_on(server, "c2") as two:
             two.session_version = await two.group.register(["test"], deadline_s=in_s())
-            with pytest.raises(OwnershipLostError, match="g_c2, it has none"):
+            with pytest.raises(OwnershipLostError, match="g_c2, got none"):
                 await two.commit(5)
             await one.claim()
             with pytest.raises(OwnershipLostError, match=r"g_c2 .* got g_c1"):

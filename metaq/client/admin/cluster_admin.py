@@ -126,8 +126,8 @@ class AdminGroup(AdminCall):
             self._require_broker(partition)
             if not snapshot.is_served(partition):
                 raise PartitionsAwayError(
-                    f"{partition}: broker {partition.broker_id} does not serve it any"
-                    " more, how far its log goes is not known",
+                    f"{partition}: broker {partition.broker_id} no longer serves it,"
+                    " so its log end is unknown",
                     partitions=[partition],
                 )
             return await lag_of(self.context, partition, offset, deadline_s=deadline_s)
@@ -328,8 +328,8 @@ class AdminGroup(AdminCall):
         if live:
             raise GroupInUseError(
                 f"group {self._group}: expected no live member, got {len(live)}"
-                f" ({printable(name_few(live))}); end them first: a member goes on from"
-                " where it is, and its next commit writes that again"
+                f" ({printable(name_few(live))}); stop them first: the next commit of"
+                " a member would overwrite the offsets"
             )
 
     async def write_offsets(self, changes: Sequence[OffsetChange]) -> None:

@@ -146,7 +146,7 @@ class AsyncExchangeAdmin(AsyncScheduledAdmin):
         """
         check_topic(exchange, "exchange")
         if is_internal(exchange):
-            raise ConfigError(f"exchange: '{exchange}' is a name of the broker's own")
+            raise ConfigError(f"exchange: '{exchange}' is a name reserved for brokers")
         if kind not in [each.value for each in ExchangeKind]:
             raise ConfigError(
                 f"kind: expected direct, fanout, topic or headers, got {kind!r}"
@@ -466,7 +466,7 @@ class _Exchanges(AdminCall):
             return  # `wait_in_effect` waits for it
         if not capabilities.exchanges:
             raise NoExchangesError(
-                f"broker at {address} has no exchanges: its version is"
+                f"broker at {address} does not support exchanges: its version is"
                 f" {capabilities.version}; nothing was changed"
             )
 

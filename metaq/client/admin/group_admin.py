@@ -280,7 +280,7 @@ class AsyncGroupAdmin(AsyncBrokerAdmin):
         known = await self.groups(timeout)
         if group not in known:
             raise ClientError(
-                f"no group {group}; groups there are: {', '.join(known) or 'none'}"
+                f"no group {group}; existing groups: {', '.join(known) or 'none'}"
             )
         await here.require_idle(None)
         changes = await here.plan_delete(None)
@@ -358,8 +358,8 @@ def _check_goal(
         return to
     if to >= 0:
         raise ConfigError(
-            "to: an offset is of one partition: expected {partition: offset}, or a"
-            f" number below 0 to go so many messages back, got {to!r}"
+            "to: an offset is valid in one partition: expected {partition: offset}, or"
+            f" a negative number of messages to go back, got {to!r}"
         )
     check_whole("to: messages to go back", -to, 1)
     return Offset(to)

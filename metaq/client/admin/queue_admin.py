@@ -113,7 +113,7 @@ class AsyncQueueAdmin(AsyncGroupAdmin):
         if group not in known:
             await groups.require_readable(group)
             names = ", ".join(known) or "none"
-            raise ClientError(f"no queue group {group}; groups there are: {names}")
+            raise ClientError(f"no queue group {group}; existing groups: {names}")
         deadline_s, topic = context.deadline_s(timeout), known[group].topic
         snapshot = await read_cluster(context, [topic], deadline_s=deadline_s)
 

@@ -107,7 +107,7 @@ class AsyncScheduledAdmin(AsyncQueueAdmin):
                 if not broker.is_present:
                     known = broker.broker_id is not None
                     name = broker.broker_id if known else broker.address
-                    unread.append(f"broker {name} is away, with what waits there")
+                    unread.append(f"broker {name} is away, with its scheduled messages")
         message_count = sum(each.message_count for each in good)
         if topic is not None and not (message_count or unread):
             await _require_known(context, snapshot, topic)

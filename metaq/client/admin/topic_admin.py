@@ -64,7 +64,7 @@ from metaq.zk.znodes import Node
 
 Brokers = Collection[int] | Literal["all"]
 """Brokers that serve a topic: ids, or all, including later ones."""
-TOPICS_NEEDED: Final = "topics are made and described through"
+TOPICS_NEEDED: Final = "topics are created and described through"
 POLL_S: Final = 0.05
 """Interval between checks of the brokers' statuses, in seconds."""
 
@@ -177,7 +177,9 @@ class AsyncAdmin(AsyncExchangeAdmin):
         try:
             await here.define(definition, None)
         except NodeChangedError as error:
-            raise TopicExistsError(f"{exists}: it was made at this moment") from error
+            raise TopicExistsError(
+                f"{exists}: another client has just created it"
+            ) from error
         return await here.wait_taken_up(definition, able)
 
     async def alter_topic(
@@ -231,8 +233,8 @@ class AsyncAdmin(AsyncExchangeAdmin):
             old = TopicDefinition(partitions=max(counts), brokers=ids)
         if partitions is not None and partitions < old.partitions:
             raise ConfigError(
-                f"topic '{topic}': partitions never become fewer, expected at least"
-                f" {old.partitions}, got {partitions}"
+                f"topic '{topic}': the number of partitions cannot be reduced:"
+                f" expected at least {old.partitions}, got {partitions}"
             )
         definition = _checked(
             topic,
@@ -295,9 +297,8 @@ class AsyncAdmin(AsyncExchangeAdmin):
         """Refuse to delete a topic of an exchange, whose messages would be refused."""
         if bound := await exchanges_to(self._context, topic, timeout):
             raise TopicRefusedError(
-                f"topic '{topic}' is not deleted: messages of exchange"
-                f" {name_few(bound)} go there, and would be refused then; unbind it"
-                " first, or delete the exchange"
+                f"topic '{topic}' is not deleted: exchange {name_few(bound)} sends"
+                " messages to it; unbind it first, or delete the exchange"
             )
 
     async def describe_topic(
@@ -360,7 +361,7 @@ class _Topic(AdminCall):
         if found.definition is None and await is_exchange(
             self.context, self._topic, self.left_s
         ):
-            raise NoTopicError(f"'{self._topic}' is an exchange, and no topic")
+            raise NoTopicError(f"'{self._topic}' is an exchange, not a topic")
         if found.definition is None and not found.brokers and not found.problem:
             known = await _topic_names(self)
             raise NoTopicError(
@@ -442,8 +443,8 @@ class _Topic(AdminCall):
             await self.define(definition, old)
         except NodeChangedError as error:
             raise ClientError(
-                f"topic '{self._topic}' was altered or bound by another client: look"
-                " at it, and try again"
+                f"topic '{self._topic}' was altered or bound by another client at the"
+                " same time: check it, and try again"
             ) from error
 
     async def wait_taken_up(
@@ -466,15 +467,15 @@ class _Topic(AdminCall):
                 return found
             if self._is_over():
                 missing = ", ".join(
-                    f"{i} (not there)"
+                    f"{i} (away)"
                     if i in on_broker and not on_broker[i].is_there
                     else str(i)
                     for i in left
                 )
                 raise RequestTimeoutError(
-                    f"topic '{topic}' is not served yet as defined by brokers {missing}"
-                    f" (waited {self._waited(since_s)}); the definition stays, and they"
-                    " take it up when they can"
+                    f"topic '{topic}' is not served yet as defined by brokers"
+                    f" {missing} (waited {self._waited(since_s)}); the definition"
+                    " stays, and they apply it when they can"
                 )
             await asyncio.sleep(POLL_S)
 
@@ -507,7 +508,7 @@ class _Topic(AdminCall):
             if each.is_there and str(each.broker_id) not in recorded:
                 raise TopicRefusedError(
                     f"topic '{topic}' is not deleted: broker {each.broker_id} is of"
-                    " MetaQ 1.4, which deletes no topic"
+                    " MetaQ 1.4, which cannot delete topics"
                 )
         for group in await self.children(self.paths.groups()):
             here = AdminGroup(self.context, group, self.deadline_s)
@@ -530,9 +531,9 @@ class _Topic(AdminCall):
                 if is_gone:
                     return
                 raise RequestTimeoutError(
-                    f"topic '{self._topic}' is marked, and not deleted yet: {left}"
-                    f" (waited {self._waited(since_s)}); the brokers go on by"
-                    " themselves"
+                    f"topic '{self._topic}' is marked for deletion, and not deleted"
+                    f" yet: {left} (waited {self._waited(since_s)}); the brokers"
+                    " continue without this command"
                 )
             await asyncio.sleep(POLL_S)
 
@@ -621,14 +622,14 @@ def _unable(
     missing: Sequence[BrokerId], able: Collection[BrokerId], java: Collection[BrokerId]
 ) -> NoBrokerError:
     if missing:
-        why = "is of MetaQ 1.4" if missing[0] in java else "is not there"
+        why = "is of MetaQ 1.4" if missing[0] in java else "is away"
         return NoBrokerError(
-            f"broker {missing[0]} cannot be given a topic, it {why}; brokers that"
-            f" can: {_listed(able)}"
+            f"broker {missing[0]} cannot serve the topic, because it {why}; brokers"
+            f" that can: {_listed(able)}"
         )
     return NoBrokerError(
-        "no broker that can be given a topic is there; brokers of MetaQ 1.4, which"
-        f" take topics from their server.ini alone: {_listed(java)}"
+        "no broker that can serve the topic is present; brokers of MetaQ 1.4, which"
+        f" read topics from their server.ini only: {_listed(java)}"
     )
 
 
@@ -640,13 +641,14 @@ def _require_obeyed(topic: str, found: TopicOnBroker) -> None:
     """
     if found.effect is Effect.OVERRIDDEN:
         raise TopicRefusedError(
-            f"topic '{topic}': server.ini of broker {found.broker_id} wins, which has a"
-            f" section of that name: {found.text}"
+            f"topic '{topic}': the section of that name in server.ini of broker"
+            f" {found.broker_id} takes precedence: {found.text}"
         )
     if found.effect is Effect.REFUSED:
         raise TopicRefusedError(
-            f"broker {found.broker_id} cannot serve the topic like that: {found.text};"
-            f" 'metaq topics alter {topic}' or 'metaq topics delete {topic}'"
+            f"broker {found.broker_id} cannot serve the topic as defined:"
+            f" {found.text}; use 'metaq topics alter {topic}' or 'metaq topics delete"
+            f" {topic}'"
         )
 
 
@@ -667,11 +669,11 @@ def _left(found: TopicDescription) -> str:
         return "no broker has it any more"
     each_told = (
         str(each.broker_id)
-        + ("" if each.is_there else " (not there)")
+        + ("" if each.is_there else " (away)")
         + (f" ({each.text})" if each.effect is Effect.DELETING else "")
         for each in found.brokers
     )
-    return f"brokers that have it still: {', '.join(each_told)}"
+    return f"brokers that still have it: {', '.join(each_told)}"
 
 
 def _whereabouts(found: TopicDescription) -> str:

@@ -137,7 +137,7 @@ class ClientContext:
         if copies is None or copies.leader is None:
             self.pool.require_open()
             self.metadata.request_refresh()
-            raise NoBrokerError(f"broker {broker_id} is not there")
+            raise NoBrokerError(f"broker {broker_id} is away")
         return await self.pool.get(copies.leader, deadline_s=deadline_s)
 
     async def disconnect(self, deadline_s: float | None) -> None:

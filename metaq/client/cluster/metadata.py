@@ -178,7 +178,7 @@ class Metadata(Protocol):
         hint = "" if is_read else f"; {near_topics(name, known)}"
         kind = NoBrokerError if is_read else NoTopicError
         brokers = ", ".join(map(str, snapshot.brokers))
-        there = f"ids of the brokers that are there: {brokers}{hint}"
+        there = f"ids of the brokers present: {brokers}{hint}"
         return kind(
             f"no broker {text} topic '{name}' (waited {waited_s:.3g} s);"
             f" {there if snapshot.brokers else NO_BROKERS}"
@@ -475,7 +475,7 @@ class AddressMetadata(Service, SnapshotFeed, Metadata):
                 asked.is_there = False
                 if was_there or not asked.was_tried:  # once per absence
                     _log.warning(
-                        "broker gives no metadata: broker=%s error=%s",
+                        "broker did not report its metadata: broker=%s error=%s",
                         asked.address,
                         error,
                     )

@@ -55,8 +55,8 @@ def require_all_there(snapshot: ClusterSnapshot, topics: Iterable[str]) -> None:
     if snapshot.silent:
         addresses = ", ".join(sorted(map(str, snapshot.silent)))
         raise PartitionsAwayError(
-            f"no answer yet from {addresses}: what it has of topic"
-            f" {', '.join(names)} is not known; wait, start that broker, or leave its"
+            f"no answer yet from {addresses}, so its partitions of topic"
+            f" {', '.join(names)} are unknown; wait, start that broker, or leave its"
             " address out",
             partitions=(),
         )
@@ -107,7 +107,7 @@ def unknown_pattern(pattern: str, names: Collection[str]) -> NoBrokerError:
 def _alike(text: str, names: Collection[str]) -> str:
     near = get_close_matches(text, names, n=NEAR_NAMES_MAX)
     if near:
-        return f"topics with such a name: {', '.join(near)}"
+        return f"similar topics: {', '.join(near)}"
     return f"topics are: {', '.join(sorted(names)[:NAMES_SHOWN_MAX]) or 'none'}"
 
 

@@ -96,7 +96,8 @@ class QueueGroupDefinitions(ZooKeeperCall):
         ]
         if differences:
             raise QueueGroupError(
-                f"queue group '{group}' is defined otherwise: {'; '.join(differences)}"
+                f"queue group '{group}' is defined with other options:"
+                f" {'; '.join(differences)}"
             )
         return old
 
@@ -130,7 +131,7 @@ class QueueGroupDefinitions(ZooKeeperCall):
         node, old = await self._find(group)
         if not wanted:
             raise ConfigError(
-                f"queue group '{group}': nothing is said that would change"
+                f"queue group '{group}': expected at least one option to change"
             )
         new = replace(old, **_fields(wanted))
         if wanted.get("then") == "dead_letter" and new.dead_letter_topic is None:
@@ -183,7 +184,7 @@ class QueueGroupDefinitions(ZooKeeperCall):
                     raise GroupInUseError(
                         f"group '{group}' reads with {_where_text(found)}, and this"
                         f" member with {_where_text(where)}: all members of a group"
-                        " read alike; stop the others to change that"
+                        " have the same filter; stop the others to change it"
                     )
                 before.append(node)
                 continue
@@ -191,7 +192,7 @@ class QueueGroupDefinitions(ZooKeeperCall):
                 version = None if node is None else node.version
                 await self.write(path, (where or "").encode(), version=version)
                 return
-        raise NodeChangedError(f"{path}: others change it again and again")
+        raise NodeChangedError(f"{path}: changed by others at every attempt")
 
     async def _look(self, group: str) -> _Found:
         node = await self.get(self.paths.queue_group(group))
@@ -220,7 +221,7 @@ class QueueGroupDefinitions(ZooKeeperCall):
         fields = _fields(wanted)
         if LETTERS not in fields:
             raise ConfigError(
-                f"queue group '{group}' is not there yet: say dead_letter_topic=...,"
+                f"queue group '{group}' does not exist yet: pass dead_letter_topic=...,"
                 ' or then="drop"'
             )
         if node is not None:
@@ -269,7 +270,7 @@ class QueueGroupDefinitions(ZooKeeperCall):
             )
         if await self.children(paths.topic_children(NodeKind.TOPIC_SUB, topic)):
             raise ConfigError(
-                f"{name}: topic '{topic}' is at brokers of MetaQ 1.4 alone, which have"
+                f"{name}: topic '{topic}' is only at brokers of MetaQ 1.4, which have"
                 " no queue groups and take no dead letters of other brokers"
             )
         if not may_come:

@@ -563,8 +563,8 @@ class _Reading:
 
 def _report_loss(partition: TopicPartition, old: Offset, new: Offset) -> None:
     _log.error(
-        "browsing goes on at another offset: partition=%s old=%d new=%d: %d bytes were"
-        " deleted before they were read",
+        "browsing continues at another offset: partition=%s old=%d new=%d: %d bytes"
+        " were deleted before they were read",
         partition,
         old,
         new,

@@ -330,7 +330,7 @@ class AsyncConsumer(ConsumerLife):
         if self._state is ConsumerState.NEW:
             raise ClientError(f"{self} is not started")
         if self._handling is not None and not self._handling.is_closed:
-            raise ClientError(f"{self} is run already")
+            raise ClientError(f"{self} is already being run")
         self._concurrency = concurrency
         self._handling = Handling(
             self._context,
@@ -539,14 +539,14 @@ class AsyncConsumer(ConsumerLife):
         interval_s = self.options.commit_interval_s
         if interval_s is not None:
             raise ConfigError(
-                "exactly_once stores the offsets, so that the consumer may not: make"
-                f" it with commit_interval_s=None, got {interval_s:g}"
+                "exactly_once stores the offsets, so the consumer must not: create it"
+                f" with commit_interval_s=None, got {interval_s:g}"
             )
         if not isinstance(self._store, ZooKeeperOffsets):
             raise ConfigError(
                 f"exactly_once: group {self.group} has its offsets in"
                 f" {type(self._store).__name__}, expected ZooKeeper, which stores them"
-                " together with the decision: make the consumer without offsets="
+                " together with the decision: create the consumer without offsets="
             )
         return self._subscription.decisions
 

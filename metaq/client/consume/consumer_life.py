@@ -136,7 +136,7 @@ class ConsumerLife:
         self._require_loop()
         await load_filter(self.options.where)
         if self._state is not ConsumerState.NEW:
-            raise ClosedError("a consumer is started once; make another one")
+            raise ClosedError("a consumer is started only once; create another one")
         deadline_s = None if timeout is None else self._context.deadline_s(timeout)
         self._state = ConsumerState.JOINING
         try:

@@ -333,7 +333,7 @@ class PartitionCursor:
                 self._on_damaged(outcome)
             case MovedTo(offset=offset):
                 self._start_over()
-                self._count_fruitless(f"the broker sends us to offset {offset}")
+                self._count_fruitless(f"the broker refers to offset {offset}")
                 self.offset = offset
             case FetchedRuns(data=data, next_offset=offset):
                 return self._read_matches(data, offset)
@@ -458,7 +458,7 @@ class PartitionCursor:
     def _end_part(self) -> None:
         """Handle an answer without the rest of the collected bytes."""
         part, flaw, origin = bytes(self._part), self._flaw, self._origin
-        lacking = f"the rest of its {self._part_needed} bytes does not come"
+        lacking = f"the rest of its {self._part_needed} bytes does not arrive"
         self._fruitless += 1
         if not flaw and self._fruitless == GAP_AFTER:
             self.search_gap()

@@ -95,7 +95,7 @@ class LetterTopics:
             deadline_s = context.deadline_s(timeout)
             snapshot = await read_cluster(context, names, deadline_s=deadline_s)
         except (CoordinationError, NoBrokerError) as error:
-            _log.warning("topics of dead letters are not looked for: error=%s", error)
+            _log.warning("cannot look for dead-letter topics: error=%s", error)
             return
         # A broker that has never answered may have the topic.
         missing = () if snapshot.silent else missing_topics(snapshot, names)

@@ -88,8 +88,8 @@ class AsyncExactlyOnce:
         self._confirm, self._redeliver, self._lost = confirm, redeliver, lost
         if decider.pool is not parts.pool:
             raise ConfigError(
-                "exactly_once: the batch is from a consumer of another client; one"
-                " client has the consumer and the producer"
+                "exactly_once: the batch is from a consumer of another client: create"
+                " the consumer and the producer with one client"
             )
         self._current: XaBranches | None = None
         self._waiting: dict[str, list[OutgoingMessage]] = {}
@@ -191,8 +191,7 @@ class AsyncExactlyOnce:
         current = self._current
         if current is None:
             raise TransactionError(
-                "no exactly-once block is open: it is used as `with`, or `async with`,"
-                " once"
+                "no exactly-once block is open: use it once, as `with` or `async with`"
             )
         if current.failure is not None:
             raise TransactionError(
@@ -321,10 +320,11 @@ class AsyncExactlyOnce:
         except UnknownXidError as error:
             lifetime_s = self._parts.lifetime_s(None)
             raise TransactionRolledBackError(
-                f"{shown(current.xid)} is dropped: a broker keeps what was sent for"
+                f"{shown(current.xid)} is dropped: a broker keeps sent messages until"
+                " the end of the block for at most"
                 f" transaction_timeout_s={lifetime_s}, or its own"
-                " maxTxTimeoutInSeconds, until the end of the block, and not over a"
-                f" restart; smaller batches (max_count) take less time: {error}"
+                " maxTxTimeoutInSeconds, and not over a restart; smaller batches"
+                f" (max_count) take less time: {error}"
             ) from error
         return [broker_id for broker_id, has_work in votes.items() if has_work]
 

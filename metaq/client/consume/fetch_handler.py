@@ -168,13 +168,15 @@ class FetchHandler:
         """Count and log skipped bytes."""
         self.missing_bytes += max(0, new - old)
         _log.error(
-            "reading goes on at another offset: group=%s partition=%s old=%d new=%d:"
+            "reading continues at another offset: group=%s partition=%s old=%d new=%d:"
             " %s",
             self._group,
             partition,
             old,
             new,
-            CUT if new < old else "what is between was deleted unread, or is damaged",
+            CUT
+            if new < old
+            else ("the bytes between were deleted unread, or are damaged"),
         )
         self._fetch_buffer.put(FetchedBatch(partition, [], new, 0))
 

@@ -179,7 +179,7 @@ class PartitionFetcher:
         broker_id = self.partition.broker_id
         address = self._context.address_of(broker_id)
         if address is None:
-            self._on_error(NoBrokerError(f"broker {broker_id} is not there"))
+            self._on_error(NoBrokerError(f"broker {broker_id} is away"))
             return
         pool = self._context.pool
         connection = pool.ready(address)
@@ -266,7 +266,7 @@ class PartitionFetcher:
             return
         except CorruptRecordError as error:
             if connection.capabilities.check and self.cursor.may_be_good():
-                _log.warning("damage received, the broker is asked: %s", error)
+                _log.warning("damage received, checking with the broker: %s", error)
                 self._wait_s = 0.0
                 check = self.cursor.next_check(connection.next_opaque())
                 self._submit(check, connection, self._on_checked)

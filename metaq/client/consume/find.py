@@ -140,8 +140,9 @@ class Search:
                 yield list(reversed(kept))
             if self.limit is None and count > len(kept):
                 raise CannotAnswerError(
-                    f"find: {partition} has {count} such messages, and its broker looks"
-                    f" nothing up: expected a limit, or at most {KEPT_MAX} of them"
+                    f"find: {partition} has {count} matching messages, and its broker"
+                    f" does not support find: expected a limit, or at most {KEPT_MAX}"
+                    " of them"
                 ) from None
 
     async def _ask(self, partition: TopicPartition, below: int) -> _Page:

@@ -86,7 +86,8 @@ class HandlerTasks:
             ended, self._late = await asyncio.wait(tasks, timeout=END_S)
             if self._late:
                 _log.warning(
-                    "handlers do not end, and go on after their run: group=%s count=%d",
+                    "handlers did not end in time, and continue after their run:"
+                    " group=%s count=%d",
                     self._group,
                     len(self._late),
                 )

@@ -91,8 +91,8 @@ async def settle(context: ClientContext, group: str, *, deadline_s: float) -> Sw
     again = await end_dead(context, group, deadline_s=deadline_s)
     if silent := await silent_brokers(context, again.found, deadline_s=deadline_s):
         raise TransactionInDoubtError(
-            f"group {group}: brokers {name_few(list(map(str, silent)))} do not say what"
-            " they have; settle it again when they are there"
+            f"group {group}: brokers {name_few(list(map(str, silent)))} did not report"
+            " their transactions; settle it again when they are present"
         )
     if left := again.committed + again.rolled_back:
         keys = name_few([key_of(xid) for _broker_id, xid in left])
@@ -123,8 +123,8 @@ async def forget(context: ClientContext, group: str, *, deadline_s: float) -> No
         await decisions.forget(kept, deadline_s=deadline_s)
     except (NodeNotEmptyError, NodeChangedError) as error:
         raise GroupInUseError(
-            f"group {group}: a member that writes exactly once is there, or its session"
-            f" is not over yet: {error}"
+            f"group {group}: a member that writes exactly once is alive, or its"
+            f" session has not expired yet: {error}"
         ) from error
 
 

@@ -231,8 +231,8 @@ class MemberDecisions:
         """
         if self._fence() is None or self._context.coordinator is None:
             raise ConfigError(
-                f"exactly_once: group {self._group} is not in ZooKeeper, which decides;"
-                " read as a member of a group that is, without partitions="
+                f"exactly_once: group {self._group} is not in ZooKeeper, which keeps"
+                " the decisions; read as a member of a group, without partitions="
             )
         if self._open is not None:
             raise TransactionError(
@@ -404,9 +404,10 @@ class MemberDecisions:
         late = {k: e for k, e in failed.items() if not isinstance(e, LOST)}
         for (broker_id, _), error in late.items():
             raise TransactionInDoubtError(
-                f"{shown(pending.xid)} is decided, and its input does not come again;"
-                f" broker {broker_id} has not committed it yet: the next batch of this"
-                f" consumer, or who claims its partitions next, sees to it: {error}"
+                f"{shown(pending.xid)} is decided, and its input is not delivered"
+                f" again; broker {broker_id} has not committed it yet: the next batch"
+                " of this consumer, or the next owner of its partitions, completes it:"
+                f" {error}"
             ) from error
         self._pending = None
         is_ours = all(one in self._held.values() for one in pending.held)
@@ -433,8 +434,8 @@ class MemberDecisions:
         """
         if self._open is not None:
             raise TransactionError(
-                f"a block of exactly_once is open ({shown(self._open)}), and stores the"
-                " offsets at its end: commit nothing in it"
+                f"a block of exactly_once is open ({shown(self._open)}), and stores"
+                " the offsets at its end: do not commit in it"
             )
 
     def end(self) -> None:
@@ -458,7 +459,9 @@ class MemberDecisions:
             for token in filter(None, (self._token, *self._doubted)):
                 await self._decisions.drop_token(token, deadline_s=deadline_s)
         except MetaqError as error:
-            _log.warning("not ended: group=%s: %s", self._group, error)
+            _log.warning(
+                "exactly-once batch not ended: group=%s: %s", self._group, error
+            )
 
     # -- branches of dead members -----------------------------------------------------
 
@@ -474,7 +477,11 @@ class MemberDecisions:
             try:
                 await end_dead(self._context, self._group, deadline_s=deadline_s)
             except MetaqError as error:
-                _log.info("dead batches may be left: group=%s: %s", self._group, error)
+                _log.info(
+                    "batches of dead members may be left: group=%s: %s",
+                    self._group,
+                    error,
+                )
 
     # -- inside -----------------------------------------------------------------------
 
@@ -575,9 +582,9 @@ class _Deciding:
             if not self.was_sent:
                 raise
             raise TransactionInDoubtError(
-                f"{self.decision.xid} is in doubt, not failed: the decision was sent to"
-                " ZooKeeper, and may be carried out; the next owner of the partitions"
-                f" finds out, and goes on from there: {error}"
+                f"{self.decision.xid} is in doubt, not failed: the decision was sent"
+                " to ZooKeeper, and may be carried out; the next owner of the"
+                f" partitions finds out, and continues from there: {error}"
             ) from error
 
     def _require_session(self) -> None:

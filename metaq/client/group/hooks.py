@@ -82,7 +82,10 @@ def refuse_inside(hooks: "Hooks", what: str) -> None:
     """Raise ClientError inside one of these hooks, for which `what` would wait."""
     call = _call_inside(hooks)
     if call is not None:
-        raise ClientError(f"{what}: not possible in {call.name}, which it waits for")
+        raise ClientError(
+            f"{what}: not possible in {call.name}, because it waits for {call.name} to"
+            " end"
+        )
 
 
 def commits_inside(hooks: "Hooks") -> bool:

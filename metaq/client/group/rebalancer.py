@@ -563,8 +563,8 @@ class GroupSource:
         held = [partition for partition, is_ours in results.items() if not is_ours]
         if held:
             raise NotSettledError(
-                f"group {self._group}: {len(held)} of our partitions are"
-                f" owned by other members still: {name_some(held)}"
+                f"group {self._group}: {len(held)} of our partitions are still owned"
+                f" by other members: {name_some(held)}"
             )
 
     # -- state ------------------------------------------------------------------------

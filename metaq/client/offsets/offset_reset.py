@@ -145,9 +145,9 @@ async def _require_served(log: LogQueries, committed: Offset) -> None:
     snapshot = await read_cluster(log.context, topics, deadline_s=log.deadline_s)
     if committed and not snapshot.is_served(partition):
         raise NoBrokerError(
-            f"{partition}: offset {committed} is committed, and broker"
-            f" {partition.broker_id} has no such partition: is the topic deleted, or"
-            " the broker another one?"
+            f"{partition}: offset {committed} is committed, but broker"
+            f" {partition.broker_id} has no such partition: the topic was deleted, or"
+            " the broker replaced by another one"
         )
 
 

@@ -233,16 +233,17 @@ def for_one_time(capabilities: Capabilities, topic: str) -> Capabilities:
 def no_delay(broker: str, capabilities: Capabilities) -> NoDelayError:
     """Return the error of a delayed message for a broker without delays."""
     return NoDelayError(
-        f"{broker} delivers no message later: it is of MetaQ 1.4, an older one, or a"
-        f" replica of a set (version {capabilities.version}); nothing was sent"
+        f"{broker} does not support scheduled messages: it is of MetaQ 1.4, an older"
+        f" version, or a replica of a set (version {capabilities.version}); nothing"
+        " was sent"
     )
 
 
 def no_exchanges(broker: str, capabilities: Capabilities) -> NoExchangesError:
     """Return the error of a message to an exchange for a broker without exchanges."""
     return NoExchangesError(
-        f"{broker} has no exchanges: its version is {capabilities.version}; nothing was"
-        " sent"
+        f"{broker} does not support exchanges: its version is {capabilities.version};"
+        " nothing was sent"
     )
 
 

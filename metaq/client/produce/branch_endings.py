@@ -110,7 +110,7 @@ class BranchEndings:
         )
         for broker_id, error in failures(found).items():
             _log.warning(
-                "broker does not say what it has prepared: broker=%d error=%s",
+                "broker did not report its prepared transactions: broker=%d error=%s",
                 broker_id,
                 error,
             )
@@ -252,8 +252,7 @@ async def silent_brokers(
 
 def _lost(broker_id: BrokerId) -> LostBranchError:
     return LostBranchError(
-        f"broker {broker_id} does not know it any more, though it had promised to keep"
-        " it"
+        f"broker {broker_id} no longer has it, although it was prepared there"
     )
 
 

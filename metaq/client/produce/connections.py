@@ -94,9 +94,7 @@ class Connections:
         address = self.address(partition.broker_id)
         if address is None:
             self.request_refresh()
-            return NoBrokerError(
-                f"{partition}: broker {partition.broker_id} is not there"
-            )
+            return NoBrokerError(f"{partition}: broker {partition.broker_id} is away")
         connection = self._pool.ready(address)
         if connection is None:
             self._open(address)

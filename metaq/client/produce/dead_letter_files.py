@@ -79,7 +79,7 @@ class DeadLetterFiles:
         if self.count >= self._count_max:
             raise NoSpaceError(
                 f"{self.count} refused messages are in {self.directory}, expected less"
-                f" than {self._count_max}: take them away"
+                f" than {self._count_max}: move them away"
             )
         self._fs.make_directory(self.directory)
         path = self.directory / f"{at_ms}-{number}{SUFFIX}"

@@ -215,7 +215,9 @@ class AsyncOrderedProducer(ClosedByBlock):
         """
         require_loop(self._loop, self)
         if self._is_started:
-            raise ClosedError("an ordered producer is started once; make another one")
+            raise ClosedError(
+                "an ordered producer is started only once; create another one"
+            )
         check_timeout(timeout)
         self._is_started = self._is_opening = True
         clock = self._context.clock

@@ -209,8 +209,8 @@ class AsyncProducer(ClosedByBlock):
             if not self._is_of_exchange:
                 raise
             raise ExchangeError(
-                f"there is no exchange '{topic}' ('metaq exchanges list' shows those"
-                " there are, 'metaq exchanges create' makes one)"
+                f"there is no exchange '{topic}' ('metaq exchanges list' lists them,"
+                " 'metaq exchanges create' creates one)"
             ) from error
         finally:
             notice.cancel()

@@ -91,7 +91,7 @@ class Scheduled(SendResult):
             TypeError: not a str.
         """
         if not isinstance(text, str):
-            raise wrong_type("scheduled", "a receipt of a message with a time", text)
+            raise wrong_type("scheduled", "the receipt of a scheduled message", text)
         found = _TEXT.fullmatch(text)
         if found is None:
             raise ConfigError(

@@ -181,9 +181,9 @@ class AsyncTransaction(TransactionSends):
             bound, broker_id = self._branch, held.partition.broker_id
             if bound is not None and bound.broker_id != broker_id:
                 raise TransactionError(
-                    f"{held}: it is of broker {broker_id}, and transaction {self.id} of"
-                    f" {bound.where}: begin one with this ack, and what it sends goes"
-                    " there, too"
+                    f"{held}: it is of broker {broker_id}, but transaction {self.id}"
+                    f" is bound to {bound.where}: begin a transaction with this ack,"
+                    " which binds it to that broker"
                 )
             branch = await self._connect(broker_id, deadline_s)
             with self._failing():

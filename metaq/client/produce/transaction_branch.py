@@ -171,9 +171,10 @@ class BranchParts:
             await asyncio.sleep(min(wait_s, left_s))
             if left_s < wait_s:
                 raise NoBrokerError(
-                    f"{where} has just started, and may not have recovered yet: a MetaQ"
-                    " 1.4 broker rolls back what is begun before; it would be waited"
-                    f" for {wait_s:.3g} s, and {left_s:.3g} s were left"
+                    f"{where} has just started, and may not have recovered yet: a"
+                    " MetaQ 1.4 broker rolls back transactions begun before that;"
+                    f" expected at least {wait_s:.3g} s to wait for it, got"
+                    f" {left_s:.3g} s"
                 )
 
     async def wait_connect(
@@ -658,7 +659,8 @@ class Branch:
         """Send one `mput`, or single puts."""
         if deliver_ms is not None and not is_mput:
             raise MessageTooLargeError(
-                f"{self.where} takes no message of {len(payloads[0])} bytes with a time"
+                f"{self.where} does not take a scheduled message of {len(payloads[0])}"
+                " bytes"
             )
         self._has_put = True
         opaques = self._connection.next_opaques(1 if is_mput else len(payloads))

@@ -143,8 +143,8 @@ class XaCommands:
         if away:
             done = listed([one for one in there if one not in failed])
             raise TransactionInDoubtError(
-                f"{shown(xid)} is in doubt: {', '.join(away)} away, and may have a part"
-                f" of it; {done} did it: say {kind.name.lower()} again"
+                f"{shown(xid)} is in doubt: {', '.join(away)} away, and may have a"
+                f" part of it; {done} did it: call {kind.name.lower()} again"
             )
         if len(unknown) == len(there):
             text = f"no broker knows {shown(xid)}: it has ended, or never began"
@@ -429,6 +429,6 @@ def _require_ours(connection: BrokerConnection, broker_id: BrokerId) -> None:
     if not connection.capabilities.mput_tx:
         raise TransactionError(
             f"broker {broker_id} is a MetaQ 1.4 broker, which loses prepared"
-            " transactions when it starts again: exactly once writes to brokers of this"
-            " project alone; its messages may come from there"
+            " transactions when it restarts: exactly once writes only to brokers of"
+            " this project; the input may come from MetaQ 1.4"
         )

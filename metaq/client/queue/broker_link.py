@@ -185,8 +185,8 @@ class BrokerLink:
         if connection is not self._connection:
             if not connection.capabilities.queues:
                 raise NoQueuesError(
-                    f"broker {self.broker_id} at {connection.address} has no queue"
-                    f" groups: its version is {connection.capabilities.version}"
+                    f"broker {self.broker_id} at {connection.address} does not support"
+                    f" queue groups: its version is {connection.capabilities.version}"
                 )
             self._connection = connection
             connection.on_closed(lambda _reason: self.wake())
@@ -528,7 +528,7 @@ class BrokerLink:
                 self.give_back(held, SettleVerb.RELEASE)
         if is_late and not is_waiting:
             _log.warning(
-                "lease is not renewed any more: group=%s handle_s_max=%g: %s",
+                "lease no longer extended: group=%s handle_s_max=%g: %s",
                 parts.group,
                 parts.options.handle_s_max,
                 held,
@@ -558,7 +558,7 @@ def _count(counts: QueueStatistics, entry: Settling) -> None:
 def lease_lost(held: HeldMessage) -> LeaseLostError:
     """Return the error of a message whose lease is lost."""
     return LeaseLostError(
-        f"{held}: its lease is over, and another delivery has it: it may be handled"
+        f"{held}: its lease has expired, and it was delivered again: it may be handled"
         " twice"
     )
 

@@ -134,7 +134,7 @@ class QueueLife:
         require_loop(self.loop, self)
         await load_filter(self.options.where)
         if self._is_started or self.is_closed:
-            raise ClosedError("a queue is started once; make another one")
+            raise ClosedError("a queue is started only once; create another one")
         self._is_started = True
         deadline_s = self._context.deadline_s(timeout)
         try:
@@ -247,8 +247,8 @@ class QueueLife:
                     await self._handler_ended.wait()
         if late := set().union(*self._runs.values()) - mine:
             _log.warning(
-                "handlers do not end, and their messages are returned: group=%s"
-                " count=%d",
+                "handlers did not end in time, and their messages are returned:"
+                " group=%s count=%d",
                 self.group,
                 len(late),
             )

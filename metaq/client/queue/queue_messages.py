@@ -37,8 +37,9 @@ class DeliveredMessage(Message, Generic[S, F]):
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            f"{self.held}: a message of a queue group is settled by the worker that has"
-            " it: give another process its data, and settle it here; no copy is made"
+            f"{self.held}: a message of a queue group cannot be copied, because only"
+            " the worker that has it can settle it: pass its data to the other"
+            " process, and settle it here"
         )
 
     @property

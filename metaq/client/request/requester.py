@@ -87,7 +87,7 @@ class Requester:
         self._silent_id: BrokerId | None = None
         """Broker that did not answer, and is tried last."""
         self._is_open = asyncio.Event()
-        self._error: MetaqError = NoBrokerError("no broker is there")
+        self._error: MetaqError = NoBrokerError("no broker is present")
         """Reason why the mailbox is not open."""
         self._task: asyncio.Task[None] | None = None
         self.is_closed = False
@@ -206,7 +206,7 @@ class Requester:
         start = int(self._mailbox[:8], 16) % max(1, len(ids))
         ids = ids[start:] + ids[:start]
         ids.sort(key=lambda one: (one == self._silent_id, one != self._broker_id))
-        error: MetaqError = NoBrokerError(f"{context.place}: no broker is there")
+        error: MetaqError = NoBrokerError(f"{context.place}: no broker is present")
         for broker_id in ids:
             try:
                 connection = await context.connect_leader(

@@ -17,15 +17,15 @@ def require_declarative() -> None:
     wanted = ("pyspark", "grpc", "yaml")
     if any(find_spec(name) is None for name in wanted):
         raise ConfigError(
-            "a declared pipeline takes PySpark 4.1 or newer with Spark Connect, which"
-            f" is not installed: {INSTALL}"
+            "a declared pipeline requires PySpark 4.1 or newer with Spark Connect,"
+            f" which is not installed: {INSTALL}"
         )
     try:
         # Fails if functions of PySpark that are not public have changed.
         import metaq.pipeline.declared.updates  # noqa: F401, PLC0415  # are they there?
     except ImportError as error:
         raise ConfigError(
-            f"a declared pipeline takes PySpark 4.1 to 4.3, and"
-            f" {installed_version('pyspark')} has it otherwise ({error}): run it with"
+            "a declared pipeline requires PySpark 4.1 to 4.3, and"
+            f" {installed_version('pyspark')} differs ({error}): run it with"
             " spark-pipelines"
         ) from error

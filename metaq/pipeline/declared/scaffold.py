@@ -64,7 +64,10 @@ def create_project(
         )
     check_topics((source, alerts))
     if source == alerts:
-        raise ConfigError(f"alerts in the topic {source} would be lines of it")
+        raise ConfigError(
+            "expected another topic for alerts than that of the log lines, got"
+            f" {source}"
+        )
     if directory.exists() and any(directory.iterdir()):
         raise ConfigError(f"{directory}: expected an empty directory or none")
     letters = f"{source}.dead"  # as for the dead letters of consumers

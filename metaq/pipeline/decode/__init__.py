@@ -134,7 +134,9 @@ def avro(
     try:
         from metaq.pipeline.decode.avro_values import AvroValues  # noqa: PLC0415  # optional
     except ImportError as error:
-        raise OptionError(f"Avro takes fastavro, of metaq[avro]: {error}") from error
+        raise OptionError(
+            f"Avro requires fastavro: pip install 'metaq[avro]': {error}"
+        ) from error
     decoder = AvroValues(schema, older=older, has_fingerprint=has_fingerprint)
     return _decoding(decoder, decoder.kind)
 
@@ -183,8 +185,8 @@ def _decoding(decoder: Decoder, required: pa.DataType) -> Decoding:
 def _udf(function: Callable[[pa.Array], pa.Array], kind: DataType) -> Any:
     if not HAS_ARROW_UDF:
         raise SparkError(
-            f"decoding columns take PySpark 4.1, got {pyspark.__version__};"
-            " valueFormat=json reads JSON with any"
+            "decoding columns require PySpark 4.1 or newer, got"
+            f" {pyspark.__version__}; valueFormat=json reads JSON with any version"
         )
     # Spark recognises a function over whole columns by its type hints.
     return sf.arrow_udf(function, kind)  # type: ignore[attr-defined]  # not in its stubs

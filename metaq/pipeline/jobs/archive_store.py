@@ -138,7 +138,7 @@ class ArchiveStore:
                 " that says which files count"
             )
         if self._table is None and not may_be_new:
-            raise ArchiveError(f"{self.root}: no archive: there is no _delta_log")
+            raise ArchiveError(f"{self.root}: not an archive: there is no _delta_log")
 
     @property
     def batch(self) -> int:
@@ -405,7 +405,7 @@ class ArchiveStore:
         for topic in topics:
             if topic not in known:
                 raise ArchiveError(
-                    f"{self.root}: was never given topic {topic!r}; its topics are:"
+                    f"{self.root}: the archive has no topic {topic!r}; its topics are:"
                     f" {name_few(sorted(known)) or 'none'}"
                 )
 
@@ -589,8 +589,9 @@ def as_set_back(table: DeltaTable, root: str) -> DeltaTable:
             target = commit["operationParameters"].get("version")
             if target is None:
                 raise ArchiveError(
-                    f"{root}: was set back to a time, which does not show how far it"
-                    " came: set it back to a version by its number"
+                    f"{root}: the table was restored to a time, which does not show"
+                    " how far the archive had come: restore it to a version by its"
+                    " number"
                 )
             version = int(target)
     return table if version == table.version() else DeltaTable(root, version=version)
@@ -699,9 +700,9 @@ def alone(table: DeltaTable, root: str) -> Iterator[None]:
     between = table.history(table.version() - version)[1:]
     if any(commit["operation"] == "OPTIMIZE" for commit in between):
         raise ArchiveError(
-            f"{root}: another engine has put files together in the same moment, so"
-            f" messages may be there twice: set the table back to version {version},"
-            " and go on from there"
+            f"{root}: another engine has compacted files at the same moment, so"
+            f" messages may be stored twice: restore the table to version {version},"
+            " and continue from there"
         )
 
 

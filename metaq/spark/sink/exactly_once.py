@@ -243,8 +243,8 @@ class TransactionManager:
             why = f": {errors[0]}" if errors else ""
             raise IncompleteError(
                 f"{self._name}: {what}, but brokers {name_few(list(map(str, silent)))}"
-                f" do not say what they have prepared{why}; settle it again when they"
-                " are there"
+                f" did not report their prepared transactions{why}; settle it again"
+                " when they are present"
             )
         left = [placed for fate in self._plan(found, record) for placed in fate]
         if left:

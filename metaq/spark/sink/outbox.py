@@ -259,7 +259,7 @@ class NamedSender(OwnSender):
         """Look up a broker, and wait for the first connection to it."""
         address = self._address_of(broker_id)
         if address is None:
-            raise NoBrokerError(f"broker {broker_id} is not there at the moment")
+            raise NoBrokerError(f"broker {broker_id} is away at the moment")
         deadline_s = self._deadline_s()
         while True:
             soon_s = deadline_s

@@ -82,7 +82,7 @@ def check_columns(types: Mapping[str, str], *, has_topic: bool) -> None:
     for name in sorted(types.keys() - _COLUMNS.keys() - set(ROW_SCHEMA.names)):
         near = difflib.get_close_matches(name, _COLUMNS, n=1)
         raise SchemaError(
-            f"column {name} is none that can be written"
+            f"column {name} cannot be written"
             + (f", did you mean {near[0]}" if near else "")
             + f": there are {', '.join(_COLUMNS)}; drop it, or put it into headers"
         )
@@ -99,7 +99,9 @@ def fill_tombstones(batch: pa.RecordBatch) -> pa.RecordBatch:
     values, place = batch.column("value"), batch.schema.get_field_index("value")
     keys = batch.column("key") if "key" in batch.schema.names else values
     if bare := pc.sum(pc.and_(values.is_null(), keys.is_null())).as_py():
-        raise RowError(f"{bare} rows have neither value nor key: a tombstone has a key")
+        raise RowError(
+            f"{bare} rows have neither value nor key: a tombstone needs a key"
+        )
     empty = pa.scalar("", pa.string()).cast(values.type)
     return batch.set_column(place, "value", values.fill_null(empty))
 

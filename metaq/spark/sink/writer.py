@@ -245,7 +245,7 @@ def batch_writer(
             ' df.write.format("metaq").options(zookeeper=..., topic=...)'
         )
     if is_overwrite:
-        raise OptionError("a log is only ever appended to: use mode('append')")
+        raise OptionError("a log supports only appends: use mode('append')")
     return BatchWriter(SinkOptions.from_map(given), schema)
 
 
@@ -279,8 +279,8 @@ class StreamWriter(_Writer, _Base):  # type: ignore[misc]  # which class it is d
         if options.is_exactly_once:
             if checkpoint is None:
                 raise OptionError(
-                    "delivery=exactly-once knows a query by its checkpoint: it needs"
-                    " the option checkpointLocation on the writer"
+                    "delivery=exactly-once identifies a query by its checkpoint: it"
+                    " needs the option checkpointLocation on the writer"
                 )
             self._sink = ExactSink(
                 options,
@@ -293,8 +293,8 @@ class StreamWriter(_Writer, _Base):  # type: ignore[misc]  # which class it is d
         kept_as = None if checkpoint is None else routes_name(checkpoint)
         if kept_as is None and options.wire.zookeeper is not None:
             _log.warning(
-                "a micro-batch that is run again may go elsewhere: without the option"
-                " checkpointLocation it is not kept where it goes"
+                "a micro-batch that is run again may go to other partitions: without"
+                " the option checkpointLocation its partitions are not stored"
             )
         self._sink = Sink(options, "", kept_as=kept_as, is_repeatable=True)
 

@@ -154,9 +154,9 @@ class ReadPlanner:
             where = f"the next one is at {begins}"
             where = "none is in sight" if begins is None else where
             raise SparkError(
-                f"{partition}: no record begins at offset {named}, which is inside one,"
-                f" or at damage; {where}. Offsets are byte positions: take those of the"
-                " column offset"
+                f"{partition}: no record begins at offset {named}, which is inside a"
+                f" record, or at damage; {where}. Offsets are byte positions: use"
+                " those of the column offset"
             )
 
     def _first_since(

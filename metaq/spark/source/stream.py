@@ -130,9 +130,9 @@ class StreamProgress(ReadPlanner):
         kept = parse_offsets(text)
         if kept and not any(map(options.chooses, kept)):
             raise OptionError(
-                f"under the name {options.pin_name!r} the start of another query is"
-                f" kept, which reads {name_some(kept.keys())}: give each source that is"
-                " read a pinStart, or a progressGroup, of its own"
+                f"the name {options.pin_name!r} stores the start of another query,"
+                f" which reads {name_some(kept.keys())}: give each source its own"
+                " pinStart or progressGroup"
             )
         return kept
 
@@ -271,7 +271,7 @@ class StreamProgress(ReadPlanner):
         try:
             return self._facts.count(partition, start, end)
         except MetaqError as error:
-            _log.warning("the number of unread records is not known: %s", error)
+            _log.warning("the number of unread records is unknown: %s", error)
             return None
 
     def reach(self, offsets: Offsets) -> None:
@@ -320,7 +320,7 @@ class StreamProgress(ReadPlanner):
         text = "partitions no longer chosen are not read: %s"
         self._left = _report(text, frozenset(offsets.keys() - known), self._left)
         logs: Logs = cluster.watched_spans(known.union(cluster.partitions(options)))
-        text = "brokers are away; nothing new is read of: %s"
+        text = "brokers are away, no new messages are read of: %s"
         self._away = _report(text, known - logs.keys(), self._away)
         reached = {p: LogSpan(offsets[p], offsets[p]) for p in known}
         logs = self.confirmed(reached, logs)

@@ -60,7 +60,7 @@ def test_a_queue_is_started_once_and_not_used_before(client: Any) -> None:
 def test_a_group_that_is_defined_otherwise_is_refused(client: Any) -> None:
     """With the difference; and so is a group that says nothing of dead letters."""
     with (
-        pytest.raises(ConfigError, match="say dead_letter_topic"),
+        pytest.raises(ConfigError, match="pass dead_letter_topic"),
         client.queue("single", group="new"),
     ):
         pass
@@ -131,9 +131,9 @@ def test_a_worker_whose_group_was_deleted_hears_of_it(
         if is_made_again:
             client.admin().create_queue_group("g", topic="single", then="drop")
         time.sleep(2.5)  # the broker may not have heard of it yet
-        with pytest.raises(QueueGroupError, match="it was deleted, or made again"):
+        with pytest.raises(QueueGroupError, match="it was deleted, or created again"):
             first.ack(15.0)
-        with pytest.raises(QueueGroupError, match="it was deleted, or made again"):
+        with pytest.raises(QueueGroupError, match="it was deleted, or created again"):
             second.ack(1.0)
         started_s = time.monotonic()
     assert time.monotonic() - started_s < QUICKLY_S

@@ -76,7 +76,10 @@ def test_a_handler_that_does_not_end_is_not_waited_for_longer(
         wait_until(lambda: handler.data)
         queue.close(1.0)
         assert left(client) == [(b"a", 2)]
-        assert "handlers do not end, and their messages are returned" in caplog.text
+        assert (
+            "handlers did not end in time, and their messages are returned"
+            in caplog.text
+        )
         handler.may_go_on.set()
         running.join(WAIT_S)
 
@@ -102,7 +105,7 @@ def test_a_handler_that_a_run_gave_up_is_not_waited_for_again(
         with client.queue("single", **DROP) as queue:
             while not handler.data:
                 queue.run(handler, timeout=1.0)
-        assert "handlers do not end" not in caplog.text
+        assert "handlers did not end" not in caplog.text
         assert left(client) == [(b"a", 2)]
         handler.may_go_on.set()
 

@@ -78,7 +78,7 @@ def test_a_handler_that_is_async_is_refused(threads_client: Client) -> None:
 
     async def handle(_message: object) -> None: ...
 
-    text = "handler: expected a function that does"
+    text = "handler: expected a plain function"
     with (
         threads_client.queue("orders", **OPTIONS) as queue,
         pytest.raises(ConfigError, match=text),

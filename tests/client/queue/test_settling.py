@@ -301,7 +301,7 @@ def test_a_group_that_its_broker_does_not_know_any_more_ends_its_settles() -> No
         rig.wire.reply(unknown)
         ((offset, error),) = rig.ends
         assert (offset, type(error)) == (10, QueueGroupError)
-        assert "broker 3 does not know queue group 'workers'" in str(error)
+        assert "broker 3 no longer has queue group 'workers'" in str(error)
 
     asyncio.run(scenario())
 

@@ -361,7 +361,7 @@ def test_without_a_broker_the_error_says_so(broker: EmbeddedBroker) -> None:
     broker.stop()
     with (
         Client(**broker.client_options, **QUICK) as client,
-        pytest.raises(NoBrokerError, match="no broker is there"),
+        pytest.raises(NoBrokerError, match="no broker is present"),
     ):
         client.request("prices", b"ACME", timeout=2)
     broker.start()

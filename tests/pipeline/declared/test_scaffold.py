@@ -38,7 +38,7 @@ def test_a_project_is_files_that_compile(tmp_path: Path) -> None:
     [
         ("two words", ("a", "b"), "a name without"),
         ("x%/errors", ("a", "b"), "expected a path without '%'"),
-        ("x", ("a", "a"), "would be lines of it"),
+        ("x", ("a", "a"), "expected another topic for alerts"),
         ("x", ("a/b", "c"), "expected names without"),
     ],
 )

@@ -20,7 +20,9 @@ pytestmark = [
     pytest.mark.spark,
     pytest.mark.slow,
     pytest.mark.timeout(900),
-    pytest.mark.skipif(not HAS_ARROW_UDF, reason="decoding columns take PySpark 4.1"),
+    pytest.mark.skipif(
+        not HAS_ARROW_UDF, reason="decoding columns require PySpark 4.1"
+    ),
 ]
 
 DDL = "level STRING NOT NULL, code INT"

@@ -22,7 +22,9 @@ pytestmark = [
     pytest.mark.spark,
     pytest.mark.slow,
     pytest.mark.timeout(600),
-    pytest.mark.skipif(not HAS_ARROW_UDF, reason="decoding columns take PySpark 4.1"),
+    pytest.mark.skipif(
+        not HAS_ARROW_UDF, reason="decoding columns require PySpark 4.1"
+    ),
 ]
 for name in ("grpc", "pandas", "yaml", "zstandard"):
     pytest.importorskip(name, reason="declared pipelines take PySpark's own extra")

@@ -55,9 +55,11 @@ def test_what_an_archive_has_lost_is_lost(
     Path(path, place[tp(0), False].path).write_bytes(b"PAR1 no more")
     with pytest.raises(ArchiveError, match=place[tp(0), False].path):
         audited()
-    with pytest.raises(NoBrokerError, match="no broker has topic 'lgos'; topics with"):
+    with pytest.raises(NoBrokerError, match="no broker has topic 'lgos'; similar"):
         audit_archive(spark, str(path), wire, ["lgos"])
-    with pytest.raises(ArchiveError, match=r"never given topic 'copy'; its .*: logs$"):
+    with pytest.raises(
+        ArchiveError, match=r"the archive has no topic 'copy'; its .*: logs$"
+    ):
         audit_archive(spark, str(path), wire, ["copy"])
     archive(spark, str(path), {**wire, "subscribe": "copy"})
     assert audit_archive(spark, str(path), wire, ["copy"]).is_right

@@ -77,7 +77,7 @@ def test_what_another_engine_has_put_together_meanwhile_is_told(
     """It changes no property; the table as it was has every message once."""
     with (
         overtaken_by(lambda: DeltaTable(store.root).optimize.z_order(["offset"])),
-        pytest.raises(ArchiveError, match="set the table back to version 2"),
+        pytest.raises(ArchiveError, match="restore the table to version 2"),
     ):
         store.compact(FILE_BYTES)
     DeltaTable(store.root).restore(2)

@@ -224,7 +224,7 @@ def test_of_two_that_put_files_together_one_does(
     if not is_ours:
         with (
             overtaken_by(compact),
-            pytest.raises(ArchiveError, match="set the table back to version"),
+            pytest.raises(ArchiveError, match="restore the table to version"),
         ):
             table.write(batch, 1)
         return

@@ -105,7 +105,7 @@ def test_failures_are_one_sentence(
     path = str(tmp_path / "archive")
     with pytest.raises(OptionError, match="expected exactly one of subscribe"):
         archive(spark, path, options(broker))
-    with pytest.raises(ArchiveError, match="no archive"):
+    with pytest.raises(ArchiveError, match="not an archive"):
         replay(spark, path, options(broker, topic="copy"))
     publish(broker, numbered(5))
     archive(spark, path, options(broker, subscribe=TOPIC))
