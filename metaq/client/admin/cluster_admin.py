@@ -354,8 +354,8 @@ class AdminGroup(AdminCall):
         failed = failures(await for_each(write, wanted))
         for partition, error in failed.items():
             raise CoordinationError(
-                f"{len(failed)} of {len(changes)} offsets are not written, the first of"
-                f" {partition}: {error}"
+                f"{len(failed)} of {len(changes)} offsets may not be written, the"
+                f" first of {partition}: {error}"
             ) from error
 
     async def delete_group(self) -> None:

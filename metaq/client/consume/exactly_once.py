@@ -30,6 +30,7 @@ from metaq.client.errors import (
 )
 from metaq.client.fan_out import for_each, raise_first
 from metaq.client.partitioner import OutgoingMessage
+from metaq.client.produce.awaited_calls import AwaitedCalls, to_be_awaited
 from metaq.client.produce.runs import frozen, list_outgoing, tagged
 from metaq.client.produce.transaction_branch import TransactionParts
 from metaq.client.produce.xa_commands import XaBranches, shown
@@ -50,7 +51,7 @@ FLUSH_BYTES: Final = 256 * 1024
 """Bytes of these messages, likewise."""
 
 
-class AsyncExactlyOnce:
+class AsyncExactlyOnce(AwaitedCalls):
     """The messages made of one batch. Owner: the caller of `exactly_once`.
 
     Lifecycle: one `async with` block.
@@ -81,6 +82,7 @@ class AsyncExactlyOnce:
         Raises:
             ConfigError: the consumer is not of the same client.
         """
+        super().__init__()
         self._parts = parts
         self._batch = batch
         self._decider = decider
@@ -103,6 +105,7 @@ class AsyncExactlyOnce:
 
     # -- messages ---------------------------------------------------------------------
 
+    @to_be_awaited
     async def send(
         self,
         topic: str,
@@ -139,6 +142,7 @@ class AsyncExactlyOnce:
         if self.add(topic, [message]):
             await self.flush()
 
+    @to_be_awaited
     async def send_many(
         self, topic: str, messages: Iterable[BytesLike | OutgoingMessage]
     ) -> None:
@@ -258,6 +262,8 @@ class AsyncExactlyOnce:
             LostBranchError: it is decided, and a broker has lost messages that it had
                 promised to keep, or an operator has dropped them.
             TransactionRolledBackError: the block took longer than its transaction may.
+            TransactionError: a message had failed, or its call was never awaited:
+                nothing is stored, and the batch is delivered again.
             MetaqError: nothing is stored; the batch is delivered again.
 
         Cancellation: as an exception, or in doubt.
@@ -286,6 +292,7 @@ class AsyncExactlyOnce:
         }
         may_be_decided = False
         try:
+            current.failure = current.failure or self._unawaited()
             await self.flush()
             brokers = await self._prepare(current, deadline_s)
             self._parts.counters.counts.prepared_count += 1
