@@ -45,10 +45,11 @@ def test_a_transaction_is_rolled_back_in_place_of_the_commit(broker: AnyBroker) 
         ):
             await tx.send("test", b"awaited")
             calls: list[Call] = [tx.send("test", b"lost") for _ in range(2)]
-            calls.append(tx.send_many("test", [b"lost"]))
+            calls += [tx.send_many("test", [b"lost"]), tx.ack(message)]
         return calls
 
-    wanted = "2 of send, 1 of send_many; write `await tx.send(...)`"
+    message: Any = None
+    wanted = "1 of ack, 2 of send, 1 of send_many; write `await tx.ack(...)`"
     with pytest.raises(TransactionRolledBackError, match=re.escape(wanted)) as caught:
         asyncio.run(main())
     assert isinstance(caught.value.__cause__, TransactionError)
