@@ -167,7 +167,8 @@ def test_a_set_is_shown_for_people(
     output = capsys.readouterr()
     assert output.out.splitlines()[3].startswith("3\taway\t-\tFalse")
     assert (
-        "replica 1 leads in epoch 7; in sync and there are 1, 2; 2 must" in output.err
+        "replica 1 leads in epoch 7; in sync and there: replica 1, replica 2; 2 must"
+        in output.err
     )
     scene.show(facts(2, "frozen", reason="set back"), state=PresenceState.FROZEN)
     assert not replicas.show_replicas(scene.target, 0, as_json=False)
