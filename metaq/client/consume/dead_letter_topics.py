@@ -37,6 +37,7 @@ class LetterTopics:
         self._policy = policy
         self._topics = topics
         self._found: set[str] = set()
+        self._was_refused = False
 
     async def require(self, timeout: float | None) -> None:
         """Refuse, or make, topics of dead letters that do not exist.
@@ -57,14 +58,18 @@ class LetterTopics:
     async def make(self, topic: str, timeout: float | None) -> None:
         """Make that of a topic which is read since the run began, if the policy does.
 
+        After a refusal look for it at least, as it may have been deleted: the error of
+        `require` says what to do, that of the broker does not.
+
         Raises:
             MetaqError: as `require`.
         """
-        if self._policy.create_dead_letter_topic:
+        if self._policy.create_dead_letter_topic or self._was_refused:
             await self._require([topic], timeout)
 
     def forget(self) -> None:
         """Look again before the next dead letter: one was refused."""
+        self._was_refused = True
         self._found.clear()
 
     def problems(self) -> list[str]:
