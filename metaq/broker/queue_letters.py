@@ -122,8 +122,17 @@ class Letters:
         tried = (*self._failed, *self._waiting, *self._open)
         stuck = {each.topic: each.error for each in tried if each.error}
         return tuple(
-            f"dead letters wait for topic '{topic}': {text}"
+            f"dead letters wait for topic '{topic}': {text}{self._advice(topic)}"
             for topic, text in sorted(stuck.items())
+        )
+
+    def _advice(self, topic: str) -> str:
+        if self._context.topics.accepts(topic):
+            return ""
+        return (
+            "; this broker needs it in partitions of its own ('metaq topics alter"
+            f" {topic} --brokers all'), or the group another topic ('metaq queues"
+            " alter')"
         )
 
     def _begin(self) -> None:

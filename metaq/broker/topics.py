@@ -122,7 +122,8 @@ class Topics:
             self.version += 1
         self.refusal = error
 
-    def _accepts(self, topic: str) -> bool:
+    def accepts(self, topic: str) -> bool:
+        """Return whether this broker takes puts to a topic."""
         if topic in self.exchanges or topic in self._unserved:
             return False
         return topic not in self._withdrawn and self._accepts_any(topic)
@@ -206,7 +207,7 @@ class Topics:
 
     def may_appear(self, topic: str, partition: int) -> bool:
         """Return whether a put could create this log."""
-        return self._accepts(topic) and (
+        return self.accepts(topic) and (
             0 <= partition < self._config.topic(topic).partition_count
         )
 
@@ -282,7 +283,7 @@ class Topics:
         Raises:
             ServerError: the topic is not accepted.
         """
-        if not self._accepts(topic):
+        if not self.accepts(topic):
             if topic in self._unserved:
                 reason = self._unserved[topic]
                 raise ServerError(texts.exchange_not_served(topic, reason))

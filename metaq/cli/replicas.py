@@ -231,9 +231,10 @@ def show_replicas(target: Target, broker_id: int | None, *, as_json: bool) -> bo
         )
         return is_well
     _print_rows(rows)
+    named = ", ".join(f"replica {number}" for number in sorted(there))
     render.say(
         f"{f'replica {leads}' if leads else 'no replica'} leads in epoch"
-        f" {record.epoch.number}; in sync and present: {_numbers(there) or 'none'};"
+        f" {record.epoch.number}; in sync and present: {named or 'none'};"
         f" {record.min} must have a put before it is acknowledged"
     )
     return is_well

@@ -40,6 +40,8 @@ from metaq.zk.errors import (
     NodeExistsError,
     NodeNotEmptyError,
     NoNodeError,
+    cut_off,
+    no_answer,
 )
 from metaq.zk.paths import require_legal_path
 from metaq.zk.session import (
@@ -488,14 +490,14 @@ class MemoryCoordinator:
             raise CoordinationTimeoutError(f"{what} {path}: no time left, not asked")
         if self._server.stall:
             await asyncio.sleep(remaining_s)
-            raise CoordinationTimeoutError(f"{what} {path}: no answer in time")
+            raise no_answer(what, path, remaining_s)
         await asyncio.sleep(0)
         self.status.require_connected()
         if self.status.session_version != session_version:
-            raise SessionSuspendedError(f"{what} {path}: connection lost")
+            raise cut_off(what, path)
         is_change = what not in {"get", "exists", "children", "sync"}
         loses = self.loses if is_change else None
-        lost = SessionSuspendedError(f"{what} {path}: connection lost")
+        lost = cut_off(what, path)
         if loses is not None:
             self.loses = None
             self._report(SessionEvent.DISCONNECTED)

@@ -50,6 +50,8 @@ from metaq.zk.errors import (
     NodeNameError,
     NodeNotEmptyError,
     NoNodeError,
+    cut_off,
+    no_answer,
 )
 from metaq.zk.paths import require_legal_path
 from metaq.zk.servers import parse_servers
@@ -110,7 +112,6 @@ _MAPPED: Final[tuple[tuple[type[Exception], type[CoordinationError]], ...]] = (
     (kz.BadArgumentsError, NodeNameError),
     (kz.SessionExpiredError, SessionLostError),
     (kz.AuthFailedError, SessionLostError),
-    (kz.ConnectionLoss, SessionSuspendedError),
     (kz.SessionMovedError, SessionSuspendedError),
     (kz.OperationTimeoutError, SessionSuspendedError),
 )
@@ -415,9 +416,9 @@ class ZooKeeperCoordinator:
             async with asyncio.timeout(remaining_s):
                 return await self._connection.ask(request)
         except TimeoutError as error:
-            raise CoordinationTimeoutError(
-                f"{what} {path}: no answer in time"
-            ) from error
+            raise no_answer(what, path, remaining_s) from error
+        except kz.ConnectionLoss as error:
+            raise cut_off(what, path) from error
         except kz.KazooException as error:
             raise _map_error(error, f"{what} {path}") from error
 

@@ -4,11 +4,32 @@ Only `coordinator.py` maps kazoo's exceptions to these. All are `CoordinationErr
 `retriable` means that the same call may succeed later with nothing changed.
 """
 
-from metaq.errors import CoordinationError
+from typing import Final
+
+from metaq.errors import CoordinationError, SessionSuspendedError
+
+_READS: Final = {"get", "exists", "children", "sync", "watch"}
 
 
 class CoordinationTimeoutError(CoordinationError):
     """No reply before the deadline; whether the change was made is unknown."""
+
+
+def no_answer(what: str, path: str, waited_s: float) -> CoordinationTimeoutError:
+    """Return the error of a request that was sent and not answered in time."""
+    waited = f"no answer from ZooKeeper in {waited_s:.3g} s"
+    return CoordinationTimeoutError(f"{what} {path}: {waited}{_in_doubt(what)}")
+
+
+def cut_off(what: str, path: str) -> SessionSuspendedError:
+    """Return the error of a request whose connection was lost before the answer."""
+    lost = "the connection to ZooKeeper was lost before the answer"
+    return SessionSuspendedError(f"{what} {path}: {lost}{_in_doubt(what)}")
+
+
+def _in_doubt(what: str) -> str:
+    # A server that hangs executes what it has received when it goes on.
+    return "" if what in _READS else "; it may be carried out nevertheless"
 
 
 class NoNodeError(CoordinationError):

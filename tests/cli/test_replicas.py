@@ -166,7 +166,10 @@ def test_a_set_is_shown_for_people(
     assert replicas.show_replicas(scene.target, 0, as_json=False)
     output = capsys.readouterr()
     assert output.out.splitlines()[3].startswith("3\taway\t-\tFalse")
-    assert "replica 1 leads in epoch 7; in sync and present: 1, 2; 2 must" in output.err
+    assert (
+        "replica 1 leads in epoch 7; in sync and present: replica 1, replica 2; 2 must"
+        in output.err
+    )
     scene.show(facts(2, "frozen", reason="set back"), state=PresenceState.FROZEN)
     assert not replicas.show_replicas(scene.target, 0, as_json=False)
     output = capsys.readouterr()

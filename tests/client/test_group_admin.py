@@ -30,7 +30,12 @@ from tests.client.worlds import WORLDS, partition, payloads, take
 PATIENCE_S = 60.0
 RECORD_BYTES = 20 + 2
 COUNT = 10
-ONE_BROKER = {"pair": "MetaQ 1.4 records nothing: its partitions are unknown, not away"}
+ONE_BROKER = {
+    "pair": "MetaQ 1.4 records nothing: its partitions are unknown, not away",
+    "test_what_retention_removed_before_it_was_handled_is_a_problem": (
+        "the stand-in removes a segment on cue; the client asks both alike"
+    ),
+}
 ZERO, ONE = partition(), partition(1)
 GROUP = "/meta/consumers/g"
 
@@ -90,6 +95,28 @@ def test_groups_are_seen_without_joining_them(broker: AnyBroker, admin: Any) -> 
     assert (second.partition, second.owner, second.is_wanted) == (ONE, None, True)
     assert admin.describe_group("nobody").partitions == ()
     assert broker.zookeeper.tree() == before
+
+
+def test_what_retention_removed_before_it_was_handled_is_a_problem(
+    start_metaq_1_4: StartBroker,
+) -> None:
+    """The lag counts what there is, and would be 0 of a log that lost all of it."""
+    broker: Any = start_metaq_1_4({"test": 1})
+    broker.put(b"aa", b"bb")
+    broker.inner.roll()
+    broker.put(b"cc")
+    broker.inner.trim()
+    commit(broker, RECORD_BYTES)
+    commit(broker, 2 * RECORD_BYTES, group="at-the-start")
+    with Client(**broker.client_options) as client:
+        (found,) = client.admin().describe_group("g").partitions
+        (other,) = client.admin().describe_group("at-the-start").partitions
+    assert found.lag.bytes == other.lag.bytes == RECORD_BYTES
+    assert found.problem == (
+        f"test/0-0: offset {RECORD_BYTES} is before the log start {2 * RECORD_BYTES}:"
+        f" {RECORD_BYTES} bytes that the group has not handled are gone"
+    )
+    assert other.problem is None
 
 
 def test_committed_offsets_are_read_back(broker: AnyBroker, admin: Any) -> None:

@@ -257,6 +257,37 @@ def test_a_dead_letter_that_nobody_takes_waits_and_health_tells(
     asyncio.run(scenario())
 
 
+def test_health_tells_that_a_message_waits_for_its_dead_letter_to_be_stored(
+    broker: AnyBroker,
+) -> None:
+    """Before the first refusal, which takes as long as a send may."""
+    broker.close_partition("test.dead")
+    policy = RetryPolicy(attempts_max=1, then="dead_letter")
+
+    async def fail(_message: Message) -> None:
+        raise ValueError("no number")
+
+    async def scenario() -> None:
+        async with AsyncClient(**broker.client_options) as client:
+            await fill(client, 0, b"bad")
+            async with client.consumer("g", ["test"]) as consumer:
+                task = asyncio.create_task(consumer.run(fail, retry=policy))
+                await until(lambda: bool(problems(consumer)))
+                await until(
+                    lambda: problems(consumer)[0].endswith(
+                        "failed 1 times: ValueError('no number'); it is given up, and"
+                        " waits for a broker or disk to take it"
+                    )
+                )
+                await asyncio.to_thread(broker.open_partition, "test.dead")
+                await until(handled_everything(consumer, 1))
+                assert consumer.health().is_ok
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(scenario())
+
+
 def _with_short_sends(context):
     from dataclasses import replace
 

@@ -473,6 +473,7 @@ def test_lag_behind_the_log_end_is_not_known(broker: Any, client: Any) -> None:
         (0, None, Lag(0, 0, 0.0)),
         (0, (0, 0), Lag(0, 0, 0.0)),
         (100, (60, 100), Lag(0, 0, 0.0)),
+        (40, (100, 100), Lag(0, 0, 0.0)),
         (101, (60, 100), UNKNOWN_LAG),
         (1, None, UNKNOWN_LAG),
     ],

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import pytest
@@ -26,6 +27,7 @@ ONE_BROKER = {
     "ask": "MetaQ has none",
     "test_the_first_user_defines_a_group_and_others_may_say_less": "MetaQ has none",
     "test_another_definition_is_refused_with_the_difference": "MetaQ has none",
+    "test_each_broker_of_the_topic_needs_the_dead_letter_topic": "MetaQ has none",
     "test_a_group_is_made_once": "MetaQ has none",
     "test_an_altered_group_keeps_what_it_is": "MetaQ has none",
     "test_an_alteration_that_cannot_be_changes_nothing": "MetaQ has none",
@@ -115,6 +117,32 @@ def test_a_new_group_says_where_dead_letters_go(
             await groups.ensure("g", "orders", wanted)
 
     with embedded_broker(topics={"orders": 1}) as broker:
+        ask(broker, work)
+
+
+def test_each_broker_of_the_topic_needs_the_dead_letter_topic(tmp_path: Path) -> None:
+    """It would keep its rejected messages for ever. Others may lack it."""
+
+    async def work(groups: QueueGroupDefinitions) -> None:
+        text = (
+            "dead_letter_topic: broker 0 has topic 'orders', and needs 'far' for its"
+            " dead letters: 'metaq topics alter far --brokers all'"
+        )
+        with pytest.raises(ConfigError, match=text):
+            await groups.ensure("g", "orders", {"dead_letter_topic": "far"})
+        await groups.ensure("g", "orders", {"dead_letter_topic": "dead"})
+        with pytest.raises(ConfigError, match=text):
+            await groups.alter("g", {"dead_letter_topic": "far"})
+
+    with (
+        embedded_broker(topics={"orders": 1, "dead": 1}) as broker,
+        embedded_broker(
+            topics={"far": 1},
+            data_path=tmp_path,
+            zookeeper=broker.zookeeper,
+            settings={"brokerId": "1"},
+        ),
+    ):
         ask(broker, work)
 
 

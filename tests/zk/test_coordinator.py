@@ -176,6 +176,42 @@ def test_requests_of_a_lost_connection_fail_when_it_is_known_as_lost() -> None:
     asyncio.run(scenario())
 
 
+def test_a_change_without_an_answer_is_in_doubt_and_a_read_is_not() -> None:
+    """A server that hangs executes what it has received when it goes on."""
+
+    async def hear_three(
+        _server: ScriptedServer, link: Link, _greeted: Greeted
+    ) -> None:
+        link.send(greeting(LONG_MS, 0x51))
+        for _ in range(3):
+            await link.receive()
+
+    async def scenario() -> None:
+        async with scripted_server(in_turn(hear_three, mute)) as server:
+            coordinator = coordinator_on(server)
+            coordinator.start()
+            await connected(coordinator)
+            with pytest.raises(
+                CoordinationTimeoutError,
+                match=r"get /a: no answer from ZooKeeper in 0\.0?[0-9.]+ s$",
+            ):
+                await coordinator.get("/a", deadline_s=in_s(0.05))
+            with pytest.raises(
+                CoordinationTimeoutError,
+                match=r" s; it may be carried out nevertheless$",
+            ):
+                await coordinator.delete("/a", deadline_s=in_s(0.05))
+            with pytest.raises(
+                SessionSuspendedError,
+                match=r"replace /a: the connection to ZooKeeper was lost before the"
+                r" answer; it may be carried out nevertheless$",
+            ):
+                await coordinator.replace("/a", b"", version=1, deadline_s=in_s())
+            await coordinator.stop(deadline_s=in_s(0.1))
+
+    asyncio.run(scenario())
+
+
 def test_a_session_that_is_over_is_followed_by_another() -> None:
     """Its server says so in the greeting. The next one sees nothing older."""
 

@@ -15,7 +15,7 @@ from metaq.client.cluster.boundaries import offset_back
 from metaq.client.cluster.context import ClientContext
 from metaq.client.cluster.presence import require_all_there
 from metaq.client.cluster.queue_groups import where_of
-from metaq.client.consume.progress import Lag, lag_of
+from metaq.client.consume.progress import Lag, lag_and_start
 from metaq.client.errors import GroupInUseError, PartitionsAwayError
 from metaq.client.fan_out import failures, for_each, raise_first
 from metaq.client.names import name_few
@@ -43,7 +43,8 @@ class PartitionProgress:
     """Distance from the committed offset to the log end; without one, from the log
     start, where a group begins by default. None: unknown."""
     problem: str | None
-    """Reason for an unknown value, in one sentence."""
+    """Reason for an unknown value, or what retention has removed before the group
+    handled it, in one sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +118,7 @@ class AdminGroup(AdminCall):
             partitions.update(snapshot.get_partitions(topic), snapshot.away(topic))
             partitions.update(await offsets.partitions(topic, deadline_s=deadline_s))
         committed: dict[TopicPartition, Offset] = {}
+        lost: dict[TopicPartition, str] = {}
 
         async def look(partition: TopicPartition) -> Lag:
             stored = await offsets.read_offset(partition, deadline_s=deadline_s)
@@ -130,7 +132,16 @@ class AdminGroup(AdminCall):
                     " so its log end is unknown",
                     partitions=[partition],
                 )
-            return await lag_of(self.context, partition, offset, deadline_s=deadline_s)
+            lag, log_start = await lag_and_start(
+                self.context, partition, offset, deadline_s=deadline_s
+            )
+            if stored is not None and offset < log_start:
+                lost[partition] = (
+                    f"{partition}: offset {offset} is before the log start {log_start}:"
+                    f" {log_start - offset} bytes that the group has not handled are"
+                    " gone"
+                )
+            return lag
 
         lags = await for_each(look, sorted(partitions | owners.keys()))
         node = await self.get(self.paths.group_filter(self._group))
@@ -144,7 +155,9 @@ class AdminGroup(AdminCall):
                     is_wanted=partition.topic in wanted,
                     committed=committed.get(partition),
                     lag=None if isinstance(lag, MetaqError) else lag,
-                    problem=str(lag) if isinstance(lag, MetaqError) else None,
+                    problem=(
+                        str(lag) if isinstance(lag, MetaqError) else lost.get(partition)
+                    ),
                 )
                 for partition, lag in lags.items()
             ),
@@ -354,8 +367,8 @@ class AdminGroup(AdminCall):
         failed = failures(await for_each(write, wanted))
         for partition, error in failed.items():
             raise CoordinationError(
-                f"{len(failed)} of {len(changes)} offsets are not written, the first of"
-                f" {partition}: {error}"
+                f"{len(failed)} of {len(changes)} offsets may not be written, the"
+                f" first of {partition}: {error}"
             ) from error
 
     async def delete_group(self) -> None:

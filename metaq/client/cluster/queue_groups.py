@@ -15,6 +15,8 @@ from metaq.client.names import near_topics
 from metaq.client.options import load_filter
 from metaq.errors import ClientError, ConfigError
 from metaq.filter.language import ANY_FILTER
+from metaq.model import BrokerId
+from metaq.zk.definitions import decode_definition
 from metaq.zk.errors import NodeChangedError
 from metaq.zk.exchange_definitions import decode_exchange
 from metaq.zk.group_definitions import (
@@ -252,8 +254,21 @@ class QueueGroupDefinitions(ZooKeeperCall):
             raise ConfigError(
                 f"{LETTERS}: expected another topic than '{topic}' itself"
             )
-        if topic is not None:
-            await self._require_topic(LETTERS, topic)
+        if topic is None:
+            return
+        await self._require_topic(LETTERS, topic)
+        # A broker stores a letter with the end of its message, in its own partitions.
+        node = await self.get(self.paths.topic_definition(topic))
+        names = None if node is None else decode_definition(node.data).names
+        has_it = await self.children(self.paths.recorded_topic(topic))
+        for broker in await self.children(self.paths.recorded_topic(definition.topic)):
+            if broker not in has_it and not (names and names(BrokerId(int(broker)))):
+                raise ConfigError(
+                    f"{LETTERS}: broker {broker} has topic '{definition.topic}', and"
+                    f" needs '{topic}' for its dead letters: 'metaq topics alter"
+                    f" {topic} --brokers all'; or, if it is gone for good, 'metaq"
+                    f" brokers forget {broker}'"
+                )
 
     async def _require_topic(
         self, name: str, topic: str, *, may_come: bool = False

@@ -37,6 +37,7 @@ class LetterTopics:
         self._policy = policy
         self._topics = topics
         self._found: set[str] = set()
+        self._was_refused = False
 
     async def require(self, timeout: float | None) -> None:
         """Create missing dead-letter topics, or refuse to run without them.
@@ -57,14 +58,18 @@ class LetterTopics:
     async def make(self, topic: str, timeout: float | None) -> None:
         """Create the dead-letter topic of a topic if it is missing and the policy does.
 
+        After a refusal it is at least checked, because it may have been deleted: the
+        error of `require` has advice, that of the broker has none.
+
         Raises:
             MetaqError: as `require`.
         """
-        if self._policy.create_dead_letter_topic:
+        if self._policy.create_dead_letter_topic or self._was_refused:
             await self._require([topic], timeout)
 
     def forget(self) -> None:
         """Check again before the next dead letter, because one was refused."""
+        self._was_refused = True
         self._found.clear()
 
     def problems(self) -> list[str]:

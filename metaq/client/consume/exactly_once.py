@@ -31,6 +31,7 @@ from metaq.client.errors import (
 )
 from metaq.client.fan_out import for_each, raise_first
 from metaq.client.partitioner import OutgoingMessage
+from metaq.client.produce.awaited_calls import AwaitedCalls, to_be_awaited
 from metaq.client.produce.runs import frozen, list_outgoing, tagged
 from metaq.client.produce.transaction_branch import TransactionParts
 from metaq.client.produce.xa_commands import XaBranches, shown
@@ -51,7 +52,7 @@ FLUSH_BYTES: Final = 256 * 1024
 """Bytes of waiting messages at which they are sent."""
 
 
-class AsyncExactlyOnce:
+class AsyncExactlyOnce(AwaitedCalls):
     """Sends the messages made of one batch. Owned by the caller of `exactly_once`.
 
     Lifecycle: one `async with` block.
@@ -82,6 +83,7 @@ class AsyncExactlyOnce:
         Raises:
             ConfigError: consumer and producer are of different clients.
         """
+        super().__init__()
         self._parts = parts
         self._batch = batch
         self._decider = decider
@@ -104,6 +106,7 @@ class AsyncExactlyOnce:
 
     # -- messages ---------------------------------------------------------------------
 
+    @to_be_awaited
     async def send(
         self,
         topic: str,
@@ -140,6 +143,7 @@ class AsyncExactlyOnce:
         if self.add(topic, [message]):
             await self.flush()
 
+    @to_be_awaited
     async def send_many(
         self, topic: str, messages: Iterable[BytesLike | OutgoingMessage]
     ) -> None:
@@ -259,6 +263,8 @@ class AsyncExactlyOnce:
             LostBranchError: it is decided, but a broker has lost prepared messages, or
                 an operator has dropped them.
             TransactionRolledBackError: the block exceeded its transaction's time-out.
+            TransactionError: a message had failed, or its call was never awaited;
+                nothing is stored, and the batch is delivered again.
             MetaqError: nothing is stored; the batch is delivered again.
 
         Cancellation: as an exception, or in doubt.
@@ -287,6 +293,7 @@ class AsyncExactlyOnce:
         }
         may_be_decided = False
         try:
+            current.failure = current.failure or self._unawaited()
             await self.flush()
             brokers = await self._prepare(current, deadline_s)
             self._parts.counters.counts.prepared_count += 1

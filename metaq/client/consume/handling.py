@@ -80,6 +80,13 @@ class FailedMessage:
             text += f"; it is given up, and no broker or disk takes it: {self.refusal}"
         return text
 
+    @property
+    def problem(self) -> str:
+        """Sentence of it while its partition waits for it."""
+        if self.is_given_up and self.refusal is None:
+            return f"{self}; it is given up, and waits for a broker or disk to take it"
+        return str(self)
+
 
 @dataclass(slots=True)
 class HandlingStatistics:
@@ -439,7 +446,7 @@ class Handling:
 
     def problems(self) -> list[str]:
         """Return one sentence for each problem, also after the run."""
-        found = [str(failed) for failed in self.stuck().values()]
+        found = [failed.problem for failed in self.stuck().values()]
         if self.is_closed:
             return [f"{each}; no run is handling it now" for each in found]
         if self._retry_store is not None and self._retry_store.last_error is not None:

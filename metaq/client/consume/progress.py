@@ -231,6 +231,17 @@ async def lag_of(
         BehindLogEndError: `handled` is beyond the log end.
         MetaqError: the broker cannot be asked.
     """
+    return (await lag_and_start(context, partition, handled, deadline_s=deadline_s))[0]
+
+
+async def lag_and_start(
+    context: ClientContext,
+    partition: TopicPartition,
+    handled: Offset,
+    *,
+    deadline_s: float,
+) -> tuple[Lag, Offset]:
+    """Return the lag of a reader, and the log start; raises as `lag_of`."""
     log = LogQueries(context, partition, deadline_s)
     ends = await log.ends()
     log_start, end = ends or (Offset(0), Offset(0))
@@ -241,9 +252,9 @@ async def lag_of(
         raise BehindLogEndError(
             f"{partition}: offset {handled} is beyond the log end {end}: {why}"
         )
-    if handled == end:
-        return Lag(messages=0, bytes=0, seconds=0.0)
     start = max(handled, log_start)
+    if start == end:
+        return Lag(messages=0, bytes=0, seconds=0.0), log_start
     messages: int | None
     try:
         messages = await log.count(start, end)
@@ -256,7 +267,7 @@ async def lag_of(
         stamped = await log.time_of(start)
     if stamped is not None:
         age_s = max(0.0, (context.clock.wall_ms() - stamped) / 1000)
-    return Lag(messages, end - start, age_s)
+    return Lag(messages, end - start, age_s), log_start
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ from metaq.client.errors import (
     group_gone,
 )
 from metaq.client.partitioner import OutgoingMessage
+from metaq.client.produce.awaited_calls import to_be_awaited
 from metaq.client.produce.transaction_branch import (
     CERTAIN,
     Branch,
@@ -102,6 +103,7 @@ class AsyncTransaction(TransactionSends):
             lifetime_s: seconds from its first message until the broker rolls it back.
             has_local_keys: whether keys choose among the partitions of its broker.
         """
+        super().__init__()
         self._parts = parts
         self._transaction = transaction
         self._lifetime_s = lifetime_s
@@ -144,6 +146,7 @@ class AsyncTransaction(TransactionSends):
                 await self._begin(branch, deadline_s)
                 return await branch.put(placed, deadline_s=deadline_s)
 
+    @to_be_awaited
     async def ack(self, message: Message, timeout: float | None = None) -> None:
         """Ack a message of a work queue; takes effect if the transaction commits.
 
@@ -238,8 +241,9 @@ class AsyncTransaction(TransactionSends):
         Raises:
             TransactionInDoubtError: the commit was sent, and may have been carried out.
                 It is not sent again.
-            TransactionRolledBackError: nothing is stored: a message had failed, the
-                time was over, or the connection was lost before the commit.
+            TransactionRolledBackError: nothing is stored: a message had failed, or its
+                call was never awaited; the time was over; or the connection was lost
+                before the commit.
             TransactionError: the transaction had ended before.
             ClosedError: the client is closed; nothing is stored.
 
@@ -302,6 +306,8 @@ class AsyncTransaction(TransactionSends):
             )
 
     async def _commit(self, deadline_s: float) -> None:
+        if self.state is TransactionState.OPEN and (error := self._unawaited()):
+            self.state, self._failure = TransactionState.FAILED, error
         failure = self._failure
         if self.state is TransactionState.FAILED:
             await self._roll_back(deadline_s)

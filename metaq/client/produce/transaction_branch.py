@@ -30,6 +30,7 @@ from metaq.client.produce.attempts import (
     no_delay,
     plan_spans,
 )
+from metaq.client.produce.awaited_calls import AwaitedCalls, to_be_awaited
 from metaq.client.produce.batches import encode_records, ends_of
 from metaq.client.produce.broker_starts import BrokerStarts
 from metaq.client.produce.partition_sender import ANSWER_GRACE_S
@@ -328,12 +329,13 @@ class TransactionParts(BranchParts):
         return placed
 
 
-class TransactionSends:
+class TransactionSends(AwaitedCalls):
     """Methods that add messages; base class of both kinds of transaction."""
 
     _parts: TransactionParts
 
     @names_arguments
+    @to_be_awaited
     async def send(
         self,
         topic: str,
@@ -391,6 +393,7 @@ class TransactionSends:
         return (await self._send(topic, [message], timeout, due_ms))[0]
 
     @names_arguments
+    @to_be_awaited
     async def send_many(
         self,
         topic: str,

@@ -79,6 +79,7 @@ class AsyncXa(TransactionSends, ClosedByBlock):
         self, context: ClientContext, producer: AsyncProducer, *, qualifier: str
     ) -> None:
         """Prepare; see `AsyncClient.xa`. `producer` is closed with this."""
+        super().__init__()
         self._context = context
         self._producer = producer
         self._parts = producer.transacting
@@ -129,6 +130,7 @@ class AsyncXa(TransactionSends, ClosedByBlock):
         self._check_xid(xid)
         async with self._turn:
             self._require_none()
+            self._forget_calls()
             self._global = XaBranches(self._parts, xid, lifetime_s)
             self._parts.counters.counts.begun_count += 1
 
@@ -164,8 +166,9 @@ class AsyncXa(TransactionSends, ClosedByBlock):
         Raises:
             TransactionInDoubtError: a broker may have prepared, and could not be
                 reached for the rollback: roll the xid back later.
-            TransactionRolledBackError: a message had failed, or a broker did not
-                prepare; the cause is that error. Everything is rolled back.
+            TransactionRolledBackError: a message had failed, or its call was never
+                awaited, or a broker did not prepare; the cause is that error.
+                Everything is rolled back.
             TransactionError: no transaction is open.
 
         Cancellation: the transaction may be prepared; roll it back.
@@ -367,8 +370,7 @@ class AsyncXa(TransactionSends, ClosedByBlock):
         current = self._require_begun()
         if current.is_prepared:
             raise TransactionError(f"{shown(current.xid)} is prepared already")
-        if current.failure is not None:
-            await self._give_up(current, current.failure, deadline_s)
+        await self._require_all_sent(current, deadline_s)
         current.promised_ms = self._parts.clock.wall_ms()
         votes = await self._commands.prepare(current.xid, current.branches, deadline_s)
         for failure in failures(votes).values():
@@ -380,8 +382,7 @@ class AsyncXa(TransactionSends, ClosedByBlock):
         return bool(current.branches)
 
     async def _commit(self, current: XaBranches, deadline_s: float) -> None:
-        if current.failure is not None:
-            await self._give_up(current, current.failure, deadline_s)
+        await self._require_all_sent(current, deadline_s)
         brokers = list(current.branches)
         if not current.is_prepared and len(brokers) > 1:
             raise TransactionError(
@@ -396,6 +397,14 @@ class AsyncXa(TransactionSends, ClosedByBlock):
             )
         else:
             await self._commands.commit_one_phase(current.xid, brokers, deadline_s)
+
+    async def _require_all_sent(self, current: XaBranches, deadline_s: float) -> None:
+        """Roll back and raise if a message may be missing."""
+        failure = current.failure
+        if not current.is_prepared:
+            failure = failure or self._unawaited()
+        if failure is not None:
+            await self._give_up(current, failure, deadline_s)
 
     async def _roll_back(self, current: XaBranches, deadline_s: float) -> None:
         self._global = None
