@@ -52,7 +52,7 @@ def test_every_first_page_says_who_gets_in(name: str) -> None:
 def test_what_a_wheel_lacks_comes_first() -> None:
     """Before any command that needs it."""
     text = (ROOT / "README.md").read_text().partition("```")[0]
-    assert "With a ZooKeeper of yours: `pip install metaq`" in text
+    assert "With your own ZooKeeper: `pip install metaq`" in text
     assert "`pip install 'metaq[spark]'`, which brings ZooKeeper" in text
 
 
