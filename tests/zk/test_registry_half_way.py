@@ -3,6 +3,8 @@
 import asyncio
 from dataclasses import replace
 
+import pytest
+
 from metaq.errors import CoordinationError
 from metaq.testing.zk import MemoryZooKeeper
 from metaq.zk.plan import AdvertisedTopic
@@ -49,7 +51,10 @@ def test_a_change_that_failed_half_way_and_was_taken_back_is_mended() -> None:
     run_virtually(scenario())
 
 
-def test_a_topic_that_came_in_part_and_was_taken_back_leaves_nothing() -> None:
+@pytest.mark.parametrize("is_expired", [False, True])
+def test_a_topic_that_came_in_part_and_was_taken_back_leaves_nothing(
+    is_expired: bool,
+) -> None:
     """A node that is not wanted any more does not live as long as the session."""
 
     async def scenario() -> None:
@@ -68,9 +73,16 @@ def test_a_topic_that_came_in_part_and_was_taken_back_leaves_nothing() -> None:
             registry.update(SNAPSHOT)
             await settle()
             assert ephemerals_of(server) > before
+            record = "/meta/catalog/partitions/test"
+            assert record in server.tree()
+            if is_expired:
+                server.suspend(coordinator)
+                server.expire(coordinator)
             registry.update(snapshot_of(TWO[0]))
             await settle()
             assert ephemerals_of(server) == before
+            assert record not in server.tree()
+            assert registry.statistics().state is RegistrationState.REGISTERED
 
     run_virtually(scenario())
 
