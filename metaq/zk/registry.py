@@ -19,7 +19,8 @@ topics at once take one pass.
 
     Invariant: `_applied` has the groups that are in ZooKeeper under session version
     `_session_version`, except those in `_unsure`, which a pass started to change and
-    then failed; both are cleared when the version changes.
+    then failed. A new version clears `_applied` alone, because its first pass applies
+    or removes the groups in `_unsure` as well.
 
 Keep in step: `plan.py`.
 
@@ -352,7 +353,6 @@ class BrokerRegistry:
     ) -> None:
         if status.session_version != self._session_version:
             self._applied.clear()
-            self._unsure.clear()
             self._forget_nodes([*self._watches, *self._missing])
             self._session_version = status.session_version
             self._is_check_due = False

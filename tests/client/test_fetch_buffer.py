@@ -48,12 +48,18 @@ def batch(partition: TopicPartition, first: int, count: int) -> FetchedBatch:
     return FetchedBatch(partition, messages, end, count * STEP)
 
 
-def make_buffer(on_room: Callable[[], None] = lambda: None) -> FetchBuffer:
-    buffer = FetchBuffer(
+def make_buffer(
+    on_room: Callable[[], None] = lambda: None,
+    *,
+    on_handled: Callable[[Sequence[Message]], None] | None = None,
+    kind: type[FetchBuffer] = FetchBuffer,
+) -> FetchBuffer:
+    buffer = kind(
         clock=ManualClock(),
         buffer_bytes_max=10 * STEP,
         buffer_count_max=100,
         on_room=on_room,
+        on_handled=on_handled,
     )
     buffer.add(ZERO, BEGIN)
     buffer.add(ONE, BEGIN)

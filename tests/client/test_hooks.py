@@ -791,6 +791,38 @@ def test_what_is_lost_and_comes_again_during_on_assigned_is_announced_again() ->
     run_virtually(scenario())
 
 
+def test_an_on_assigned_that_raised_is_not_called_again_for_its_partition() -> None:
+    """Lost and assigned again while that call waited, it is known by that call."""
+
+    async def scenario() -> None:
+        calls: list[frozenset[TopicPartition]] = []
+
+        def refuse(_consumer: Any, partitions: frozenset[TopicPartition]) -> None:
+            calls.append(partitions)
+            if ZERO in partitions:
+                raise ValueError("no")
+
+        rig = Rig(on_assigned=refuse)
+        held = rig.hold("on_revoked")
+        others = frozenset({ONE, partition(2)})
+        await rig.assign(*others)
+        revoking = []
+        for one in others:
+            revoke = rig.hooks.revoke(frozenset({one}), timeout_s=60)
+            revoking.append(asyncio.create_task(revoke))
+            await asyncio.sleep(1)
+            if len(revoking) == 1:
+                await rig.assign(ZERO)
+        rig.hooks.lose([ZERO])
+        await rig.assign(ZERO)
+        held.set()
+        assert await asyncio.gather(*revoking) == [True, True]
+        await asyncio.sleep(1)
+        assert calls == [others, {ZERO}]
+
+    run_virtually(scenario())
+
+
 def test_a_hook_of_partitions_that_are_all_lost_is_cancelled() -> None:
     """It would keep the turn of those that come again."""
 

@@ -1,6 +1,7 @@
 """The rebalancer during failures: sinks, ZooKeeper, and names in use."""
 
 import asyncio
+import contextlib
 from collections.abc import Collection
 
 import pytest
@@ -67,8 +68,11 @@ def test_a_broken_sink_is_told_and_tried_again(
     assert "rebalance failed: group=g" in caplog.text
 
 
-def test_a_session_that_ends_with_the_last_answer_leaves_nothing_read() -> None:
-    """Both wait for the loop; a partition begun in between would not be fenced."""
+@pytest.mark.parametrize("is_answered_first", [True, False])
+def test_a_session_that_ends_with_the_last_answer_leaves_nothing_read(
+    is_answered_first: bool,
+) -> None:
+    """Both wait for the loop; nor is the member settled with what it does not read."""
 
     async def scenario(group: Group, one: Member) -> None:
         answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -81,10 +85,40 @@ def test_a_session_that_ends_with_the_last_answer_leaves_nothing_read() -> None:
         serve(group.server, 1)
         await until(lambda: owners(group.server))
         group.server.stop()
+        if is_answered_first:
+            answered.set_result(None)
         group.server.expire(one.coordinator)
-        answered.set_result(None)
+        if not is_answered_first:
+            answered.set_result(None)
         await asyncio.sleep(1)
         assert one.reading == set()
+        assert not one.is_settled
+        group.server.start()
+        await until(lambda: one.is_settled)
+        assert one.reading == parts(0)
+
+    run_group(scenario, 0)
+
+
+def test_a_store_that_ignores_its_cancellation_begins_nothing_without_a_session() -> (
+    None
+):
+    """It is the user's, and may catch what it likes."""
+
+    async def scenario(group: Group, one: Member) -> None:
+        async def assign(partitions: Collection[TopicPartition]) -> None:
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(3)
+            one.sink.reading.update(partitions)
+
+        one.sink.assign = assign  # type: ignore[method-assign]
+        serve(group.server, 1)
+        await until(lambda: owners(group.server))
+        group.server.stop()
+        group.server.expire(one.coordinator)
+        await asyncio.sleep(5)
+        assert one.reading == set()
+        assert not one.is_settled
         group.server.start()
         await until(lambda: one.is_settled)
         assert one.reading == parts(0)

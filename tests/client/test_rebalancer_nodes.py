@@ -54,6 +54,26 @@ def test_what_a_dead_process_owned_is_claimed_when_its_session_ends() -> None:
     run_virtually(scenario())
 
 
+def test_a_partition_is_claimed_when_its_owner_releases_it() -> None:
+    """Not at the next attempt, which is seconds away after many of them."""
+
+    async def scenario() -> None:
+        server = serving(1)
+        server.put(owner_path(part(0)), b"g_java", session_id=77)
+        one = await Member(server).join()
+        await asyncio.sleep(100)
+        claim = ("create", owner_path(part(0)))
+        count = server.calls.count(claim)
+        await until(lambda: server.calls.count(claim) > count)
+        server.remove(owner_path(part(0)))
+        await asyncio.sleep(0.5)
+        assert one.is_settled
+        assert one.reading == parts(0)
+        await one.leave()
+
+    run_virtually(scenario())
+
+
 def test_waiting_for_others_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     """Not with every attempt."""
 

@@ -34,6 +34,7 @@ CLOCK = SystemClock()
 SHORT_MS, LONG_MS = 600, 60_000
 BEATS = 7
 """A sixth of the time-out apart."""
+CONNECTIONS = 9
 
 
 def in_s(seconds: float = 30.0) -> float:
@@ -363,6 +364,34 @@ def test_a_session_that_asks_nothing_is_kept_alive() -> None:
     asyncio.run(scenario())
 
 
+def test_each_connection_that_was_in_use_is_replaced_without_a_pause() -> None:
+    """However often; only attempts in a row come later and later."""
+
+    async def beat(_server: ScriptedServer, link: Link, _greeted: Greeted) -> None:
+        if ends:
+            gaps.append(CLOCK.monotonic_s() - ends[-1])
+        link.send(greeting(60, 0x51))
+        for number in (1, 2):
+            await link.receive()
+            link.send(answer(number, zxid=7, error=NO_NODE))
+        await link.receive()
+        ends.append(CLOCK.monotonic_s())
+
+    async def scenario() -> None:
+        async with scripted_server(beat) as server:
+            # The session does not end, however short the time between two beats.
+            coordinator = coordinator_on(server, clock=ManualClock())
+            coordinator.start()
+            await until(lambda: len(gaps) == CONNECTIONS)
+            # The pauses of attempts in a row are of 2.5 s and more by then.
+            assert min(gaps[-3:]) < 2.5
+            await coordinator.stop(deadline_s=0.0)
+
+    ends: list[float] = []
+    gaps: list[float] = []
+    asyncio.run(scenario())
+
+
 def test_a_session_that_is_given_up_is_ended_when_a_server_is_back(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -394,6 +423,34 @@ def test_a_session_that_is_given_up_is_ended_when_a_server_is_back(
             assert server.closed_sessions == [0x51, 0x52]
 
     states: list[str] = []
+    asyncio.run(scenario())
+
+
+def test_a_session_that_is_given_up_is_replaced_without_a_pause() -> None:
+    """However long its server had refused it, as one does that has lost its data."""
+
+    async def script(server: ScriptedServer, link: Link, greeted: Greeted) -> None:
+        if server.connection_count == 1:
+            link.send(greeting(60, 0x51))
+        elif not greeted.session_id:
+            await server.grant(link, LONG_MS, 0x52)
+
+    async def scenario() -> None:
+        async with scripted_server(script) as server:
+            clock, times = ManualClock(), dict[SessionState, float]()
+            coordinator = coordinator_on(server, clock=clock)
+            coordinator.add_listener(
+                lambda status: times.update({status.state: CLOCK.monotonic_s()})
+            )
+            coordinator.start()
+            await until(lambda: server.connection_count == 5)
+            clock.advance_s(1.0)
+            await connected(coordinator, version=2)
+            await asyncio.sleep(0)
+            # The next attempt in a row is 1.6 s later, or more.
+            assert times[SessionState.CONNECTED] - times[SessionState.LOST] < 1.6
+            await coordinator.stop(deadline_s=clock.monotonic_s() + 30)
+
     asyncio.run(scenario())
 
 
