@@ -10,13 +10,14 @@ import functools
 from collections.abc import Callable, Coroutine
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from metaq.client.own_process import OfOneProcess
 from metaq.errors import TransactionError
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class AwaitedCalls:
+class AwaitedCalls(OfOneProcess):
     """Base class of transactions: the calls whose coroutines have not begun.
 
     Concurrency: from any thread, as the sync client makes coroutines in its caller's.

@@ -16,6 +16,7 @@ from metaq.client.cluster.context import ClientContext
 from metaq.client.cluster.metadata_queries import insist
 from metaq.client.consume.redelivery import FailureLog
 from metaq.client.options import check_callable
+from metaq.client.own_process import OfOneProcess
 from metaq.client.produce.runs import frozen
 from metaq.client.queue.queue_messages import AsyncQueueMessage
 from metaq.client.queue.work_queue import AsyncQueue
@@ -42,7 +43,7 @@ ANSWER_S_MIN: Final = 1.0
 its requester may still wait."""
 
 
-class AsyncResponder:
+class AsyncResponder(OfOneProcess):
     """Answers requests of a topic, sharing them with the responders of its group.
 
     Created by `AsyncClient.responder`. Requests are delivered at least once; a reply

@@ -15,6 +15,7 @@ from operator import attrgetter
 from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar
 
 from metaq.client.options import names_arguments, no_option, with_signature
+from metaq.client.own_process import OfOneProcess
 from metaq.client.timeouts import Closable
 from metaq.loop_thread import LoopThread
 
@@ -35,7 +36,7 @@ SYNC_WORDS: Final = {
 """Words in docstrings of async methods → their replacement for blocking calls."""
 
 
-class SyncObject(Generic[T_co]):
+class SyncObject(OfOneProcess, Generic[T_co]):
     """An object for any thread; its async twin runs on a loop thread."""
 
     _twin: T_co
