@@ -15,7 +15,9 @@ import pytest
 from metaq.client import (
     AsyncClient,
     AsyncConsumer,
+    AsyncQueue,
     AsyncQueueMessage,
+    AsyncResponder,
     Client,
     ClientOptions,
     ConfigError,
@@ -23,8 +25,10 @@ from metaq.client import (
     ConsumerOptions,
     OutgoingMessage,
     ProducerOptions,
+    Queue,
     QueueMessage,
     QueueOptions,
+    Responder,
     RetryPolicy,
 )
 from metaq.model import Offset
@@ -149,6 +153,12 @@ def test_batches_know_the_names_of_other_clients(kind: type[Any]) -> None:
             ]
         ),
         (AsyncConsumer, "receive_many", (), "count", "count_max"),
+        (Queue, "run", (print,), "concurency", "concurrency"),
+        (AsyncQueue, "run", (print,), "concurency", "concurrency"),
+        (AsyncQueue, "receive", (), "timeout_s", "timeout"),
+        (AsyncQueue, "receive_many", (3,), "timeout_s", "timeout"),
+        (Responder, "run", (print,), "concurency", "concurrency"),
+        (AsyncResponder, "run", (print,), "concurency", "concurrency"),
         (RetryPolicy, "__init__", (), "attempt_max", "attempts_max"),
     ],
 )
@@ -176,6 +186,12 @@ def test_a_misspelt_argument_is_named_with_the_nearest(
         (Consumer.batches, AsyncConsumer.batches, "max_wait_s: seconds to wait for mo"),
         (Consumer.seek, AsyncConsumer.seek, "Interrupt: reading continues as before"),
         (Consumer.run, AsyncConsumer.run, "handler: handles one message, on one of th"),
+        (
+            Queue.run,
+            AsyncQueue.run,
+            "handler: handles one message, on one of the threa",
+        ),
+        (Responder.run, AsyncResponder.run, "ConfigError: the handler is a coroutine"),
     ],
 )
 def test_help_of_a_sync_call_is_complete(
@@ -186,6 +202,13 @@ def test_help_of_a_sync_call_is_complete(
     assert sentence in text
     assert "see `Async" not in text
     assert text.splitlines()[0] == (inspect.getdoc(twin) or "").splitlines()[0]
+
+
+@pytest.mark.parametrize("kind", [Consumer, Queue, Responder])
+def test_a_handler_of_a_sync_run_is_a_plain_function(kind: type[Any]) -> None:
+    """For editors and type checkers."""
+    signature = inspect.signature(kind.run)
+    assert "Awaitable" not in str(signature.parameters["handler"].annotation)
 
 
 def test_a_sync_call_names_itself_and_not_its_twin(broker: AnyBroker) -> None:

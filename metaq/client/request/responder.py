@@ -15,7 +15,7 @@ from typing import Any, Final
 from metaq.client.cluster.context import ClientContext
 from metaq.client.cluster.metadata_queries import insist
 from metaq.client.consume.redelivery import FailureLog
-from metaq.client.options import check_callable
+from metaq.client.options import check_callable, names_arguments
 from metaq.client.own_process import OfOneProcess
 from metaq.client.produce.runs import frozen
 from metaq.client.queue.queue_messages import AsyncQueueMessage
@@ -56,6 +56,7 @@ class AsyncResponder(OfOneProcess):
         self.queue = queue
         self._failures = FailureLog(_log)
 
+    @names_arguments
     async def run(
         self,
         handler: Callable[[AsyncQueueMessage], Awaitable[bytes]],
