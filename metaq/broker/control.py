@@ -118,6 +118,7 @@ class Control:
                     path=str(each.path),
                     size_bytes=each.size_bytes,
                     free_bytes=each.free_bytes,
+                    free_bytes_min=each.free_bytes_min,
                     is_low_on_space=each.is_low_on_space,
                     offline_cause=None
                     if each.offline_cause is None

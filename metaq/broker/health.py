@@ -224,7 +224,10 @@ def _judge_directory(directory: DirectoryStatus) -> Iterator[tuple[Alarm, str]]:
         yield Alarm.DIRECTORY_OFFLINE, text
     elif directory.is_low_on_space:
         free_bytes = max(directory.free_bytes, 0)
-        text = f"{directory.path} refuses puts: it has {free_bytes} bytes free"
+        text = (
+            f"{directory.path} refuses puts: it has {free_bytes} bytes free, and"
+            f" freeBytesMin is {directory.free_bytes_min}"
+        )
         yield Alarm.LOW_SPACE, text
 
 

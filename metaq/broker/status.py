@@ -57,6 +57,8 @@ class DirectoryStatus:
     free_bytes: int = gauge(
         "metaq_directory_free_bytes", "Room on the disk of a data directory."
     )
+    free_bytes_min: int
+    """Puts that leave less room are refused; 0: no limit."""
     is_low_on_space: bool
     """Whether puts, at least the largest, are refused because the disk is nearly
     full."""

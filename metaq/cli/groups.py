@@ -75,7 +75,8 @@ def describe_groups(
 ) -> Sequence[GroupDescription]:
     """Return one group, or all if `name` is ""; raise ClientError if it is unknown.
 
-    `with_parts` adds the groups whose names begin with `name` and a dot.
+    `with_parts` adds the groups whose names begin with `name` and a dot, and returns
+    none if all are unknown.
     """
 
     async def look(admin: AsyncAdmin) -> Sequence[GroupDescription]:
@@ -86,7 +87,7 @@ def describe_groups(
             for each in known
             if name in {"", each} or (part and each.startswith(part))
         ]
-        if name and not names:
+        if name and not names and not with_parts:
             raise ClientError(
                 f"no group {name}; existing groups: {', '.join(known) or 'none'}"
             )

@@ -36,7 +36,7 @@ from metaq.cli.replicas import find_sets
 from metaq.cli.topics import TopicOptions, create
 from metaq.cli.tree import command
 from metaq.client import AsyncClient
-from metaq.errors import ConfigError, NoBrokerError
+from metaq.errors import ClientError, ConfigError, NoBrokerError
 from metaq.model import Millis
 
 BATCH_WIDTHS: Final = {
@@ -317,6 +317,11 @@ def status(directory: Path, *, as_json: bool) -> None:
         )
     flows = flows_of(spec.storage)
     groups = describe_groups(_target_of(spec.configuration), group, with_parts=True)
+    if not groups:
+        raise ClientError(
+            f"{directory}: the project has not run yet: there is no group {group}, for"
+            " which its sources commit"
+        )
     rows = [
         (each.flow, each.target, each.batch, render.format_time(each.finished_ms))
         for each in flows

@@ -26,6 +26,7 @@ from metaq.client.consume.cursor import FETCH_BYTES
 from metaq.client.consume.find import READ_BYTES_MAX, find_messages
 from metaq.client.names import check_topic, fixed_partitions
 from metaq.client.options import Start, names_arguments
+from metaq.client.own_process import OfOneProcess
 from metaq.model import Message, Offset, TopicPartition
 
 
@@ -38,7 +39,7 @@ async def _each(
                 yield message
 
 
-class AsyncBrowsing:
+class AsyncBrowsing(OfOneProcess):
     """The part of `AsyncClient` that reads without a group."""
 
     def _require_context(self) -> ClientContext:

@@ -46,6 +46,7 @@ MIB: Final = 1024 * 1024
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 
 SESSION_TIMEOUT_S_MAX: Final = (2**31 - 1) / 1000
 """Maximum session time-out: ZooKeeper has milliseconds in a signed 32-bit integer."""
@@ -411,6 +412,13 @@ def takes_options(kind: type[object]) -> Callable[[Callable[P, R]], Callable[P, 
 def names_arguments(function: Callable[P, R]) -> Callable[P, R]:
     """Decorate a method so that errors about its arguments name it."""
     return with_signature(function, inspect.signature(function), function.__doc__)
+
+
+def names_fields(kind: type[T]) -> type[T]:
+    """Decorate a dataclass so that errors about its arguments name it."""
+    made: Any = kind
+    made.__init__ = names_arguments(made.__init__)
+    return kind
 
 
 def with_signature(

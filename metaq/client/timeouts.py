@@ -6,6 +6,7 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Final, Protocol, Self, TypeVar
 
+from metaq.client.own_process import OfOneProcess
 from metaq.clock import Clock
 from metaq.errors import ClosedError, MetaqError, RequestTimeoutError
 
@@ -121,7 +122,7 @@ class Closable(Protocol):
         """Close it within `timeout` seconds; None: the object's own limit."""
 
 
-class ClosedByBlock:
+class ClosedByBlock(OfOneProcess):
     """Object of a client that is closed at the end of its `async with` block."""
 
     async def __aenter__(self) -> Self:

@@ -144,7 +144,8 @@ class LogDir:
         self._fs = fs
         self._clock = clock
         self._post = post
-        self._free_bytes_min = free_bytes_min
+        self.free_bytes_min: Final = free_bytes_min
+        """Puts that leave less free space are refused; 0: no limit."""
         self._size_bytes_max = size_bytes_max
         self.free_bytes = SizeBytes(0)
         """Free space of its disk, last known value."""
@@ -243,7 +244,7 @@ class LogDir:
             self._lacking_bytes = max(self._lacking_bytes, size_bytes)
             raise self._refused(
                 f"low on space: directory={self.path} expected at least"
-                f" {self._free_bytes_min} bytes to stay free, got"
+                f" {self.free_bytes_min} bytes to stay free, got"
                 f" {self.free_bytes - size_bytes}"
             )
         if 0 < self._size_bytes_max <= self.size_bytes:
@@ -274,7 +275,7 @@ class LogDir:
         return NoSpaceError(text)
 
     def _has_too_little_for(self, size_bytes: int) -> bool:
-        return 0 < self._free_bytes_min > self.free_bytes - size_bytes
+        return 0 < self.free_bytes_min > self.free_bytes - size_bytes
 
     @property
     def is_low_on_space(self) -> bool:
@@ -412,7 +413,7 @@ class LogDir:
         if free_bytes is None:
             return
         self.free_bytes = free_bytes
-        if free_bytes - self._lacking_bytes >= self._free_bytes_min:
+        if free_bytes - self._lacking_bytes >= self.free_bytes_min:
             self._lacking_bytes, self._is_disk_full = 0, False
 
     def _on_offline(self, error: StorageError) -> None:

@@ -11,6 +11,7 @@ and works with any test framework; `metaq.testing.pytest_plugin` has it as a fix
 """
 
 import contextlib
+import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -63,7 +64,7 @@ class EmbeddedBroker(ThreadOwner):
 
     def __init__(
         self,
-        data_path: Path,
+        data_path: str | os.PathLike[str],
         *,
         topics: Mapping[str, int] = DEFAULT_TOPICS,
         zookeeper: MemoryZooKeeper | None = None,
@@ -85,7 +86,7 @@ class EmbeddedBroker(ThreadOwner):
         sessions."""
         self.port = 0
         """Port of the listener; valid after `start`, and kept across restarts."""
-        self.data_path = data_path
+        self.data_path = Path(data_path)
         """Directory of the data, and of the settings in `server.ini`."""
         self._topics = dict(topics)
         self._settings = dict(settings or {})
@@ -197,7 +198,7 @@ class EmbeddedBroker(ThreadOwner):
 def embedded_broker(
     *,
     topics: Mapping[str, int] = DEFAULT_TOPICS,
-    data_path: Path | None = None,
+    data_path: str | os.PathLike[str] | None = None,
     zookeeper: MemoryZooKeeper | None = None,
     settings: Mapping[str, str] | None = None,
 ) -> Iterator[EmbeddedBroker]:
@@ -214,7 +215,7 @@ def embedded_broker(
     """
     with contextlib.ExitStack() as stack:
         if data_path is None:
-            data_path = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            data_path = stack.enter_context(tempfile.TemporaryDirectory())
         broker = EmbeddedBroker(
             data_path, topics=topics, zookeeper=zookeeper, settings=settings
         )

@@ -72,6 +72,7 @@ DIRECTORY = DirectoryStatus(
     path="data",
     size_bytes=8200,
     free_bytes=10**9,
+    free_bytes_min=2_000,
     is_low_on_space=False,
     offline_cause=None,
     is_silent=False,

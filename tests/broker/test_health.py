@@ -83,13 +83,13 @@ CASES = [
     (
         status(directories=(replace(DIRECTORY, is_low_on_space=True),)),
         Alarm.LOW_SPACE,
-        "data refuses puts: it has 1000000000 bytes free",
+        "data refuses puts: it has 1000000000 bytes free, and freeBytesMin is 2000",
     ),
     (
         # What was accepted since the last look is subtracted, and may be more.
         status(directories=(replace(DIRECTORY, is_low_on_space=True, free_bytes=-5),)),
         Alarm.LOW_SPACE,
-        "data refuses puts: it has 0 bytes free",
+        "data refuses puts: it has 0 bytes free, and freeBytesMin is 2000",
     ),
     (
         status(registration=registration(PENDING, last_error="timed out")),

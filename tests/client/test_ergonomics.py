@@ -15,6 +15,9 @@ import pytest
 from metaq.client import (
     AsyncClient,
     AsyncConsumer,
+    AsyncQueue,
+    AsyncQueueMessage,
+    AsyncResponder,
     Client,
     ClientOptions,
     ConfigError,
@@ -22,7 +25,11 @@ from metaq.client import (
     ConsumerOptions,
     OutgoingMessage,
     ProducerOptions,
+    Queue,
+    QueueMessage,
     QueueOptions,
+    Responder,
+    RetryPolicy,
 )
 from metaq.model import Offset
 from metaq.testing.zk import MemoryZooKeeper
@@ -121,6 +128,87 @@ def test_a_misspelt_option_of_a_client_is_told(kind: type[Any]) -> None:
 def test_batches_know_the_names_of_other_clients(kind: type[Any]) -> None:
     with pytest.raises(TypeError, match="batches: no option 'max_records'; here that"):
         kind.batches(object.__new__(kind), max_records=5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "call", "arguments", "wrong", "near"),
+    [
+        *(
+            (kind, *case)
+            for kind in (Consumer, AsyncConsumer)
+            for case in [
+                ("receive", (), "timeout_s", "timeout"),
+                ("receive_many", (3,), "timeout_s", "timeout"),
+                ("run", (print,), "concurency", "concurrency"),
+                ("seek", ("0-0", 0), "timeout_s", "timeout"),
+            ]
+        ),
+        *(
+            (kind, *case)
+            for kind in (QueueMessage, AsyncQueueMessage)
+            for case in [
+                ("nack", (), "delay_s", "delay"),
+                ("reject", (), "raeson", "reason"),
+                ("extend", (), "second", "seconds"),
+            ]
+        ),
+        (AsyncConsumer, "receive_many", (), "count", "count_max"),
+        (Queue, "run", (print,), "concurency", "concurrency"),
+        (AsyncQueue, "run", (print,), "concurency", "concurrency"),
+        (AsyncQueue, "receive", (), "timeout_s", "timeout"),
+        (AsyncQueue, "receive_many", (3,), "timeout_s", "timeout"),
+        (Responder, "run", (print,), "concurency", "concurrency"),
+        (AsyncResponder, "run", (print,), "concurency", "concurrency"),
+        (RetryPolicy, "__init__", (), "attempt_max", "attempts_max"),
+    ],
+)
+def test_a_misspelt_argument_is_named_with_the_nearest(
+    kind: type[Any], call: str, arguments: tuple[Any, ...], wrong: str, near: str
+) -> None:
+    """Before anything happens, and before a coroutine is awaited."""
+    base: Any = tuple if issubclass(kind, tuple) else object
+    one = base.__new__(kind)
+    with pytest.raises(TypeError) as refused:
+        getattr(one, call)(*arguments, **{wrong: 1})
+    name = f"{kind.__name__}.{call}".removesuffix(".__init__")
+    assert str(refused.value) == f"{name}: no option '{wrong}'; did you mean '{near}'?"
+
+
+@pytest.mark.parametrize(
+    ("call", "twin", "sentence"),
+    [
+        (Consumer.receive, AsyncConsumer.receive, "timeout: seconds; None waits"),
+        (
+            Consumer.receive_many,
+            AsyncConsumer.receive_many,
+            "another thread is reading",
+        ),
+        (Consumer.batches, AsyncConsumer.batches, "max_wait_s: seconds to wait for mo"),
+        (Consumer.seek, AsyncConsumer.seek, "Interrupt: reading continues as before"),
+        (Consumer.run, AsyncConsumer.run, "handler: handles one message, on one of th"),
+        (
+            Queue.run,
+            AsyncQueue.run,
+            "handler: handles one message, on one of the threa",
+        ),
+        (Responder.run, AsyncResponder.run, "ConfigError: the handler is a coroutine"),
+    ],
+)
+def test_help_of_a_sync_call_is_complete(
+    call: Callable[..., Any], twin: Callable[..., Any], sentence: str
+) -> None:
+    """Users of the sync world need not look at the async one."""
+    text = inspect.getdoc(call) or ""
+    assert sentence in text
+    assert "see `Async" not in text
+    assert text.splitlines()[0] == (inspect.getdoc(twin) or "").splitlines()[0]
+
+
+@pytest.mark.parametrize("kind", [Consumer, Queue, Responder])
+def test_a_handler_of_a_sync_run_is_a_plain_function(kind: type[Any]) -> None:
+    """For editors and type checkers."""
+    signature = inspect.signature(kind.run)
+    assert "Awaitable" not in str(signature.parameters["handler"].annotation)
 
 
 def test_a_sync_call_names_itself_and_not_its_twin(broker: AnyBroker) -> None:

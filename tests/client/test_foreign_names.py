@@ -16,13 +16,14 @@ from metaq.client import (
     ConsumerOptions,
     Producer,
     ProducerOptions,
+    RetryPolicy,
 )
 from metaq.client.foreign_names import OURS
 from metaq.client.options import QueueOptions
 from tests.brokers import AnyBroker, StartBroker
 from tests.client.worlds import QUICK, WORLDS
 
-OPTIONS = (ClientOptions, ConsumerOptions, ProducerOptions, QueueOptions)
+OPTIONS = (ClientOptions, ConsumerOptions, ProducerOptions, QueueOptions, RetryPolicy)
 
 
 @pytest.fixture
@@ -67,6 +68,21 @@ def test_a_name_of_another_client_is_answered_with_ours(
     text = str(refused.value)
     assert text.startswith(f"{kind.__name__}.{method}: no option '{name}'; here that")
     assert f"here that is {ours}" in text
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("retries", "attempts_max"),
+        ("retry_backoff_ms", "first_s"),
+        ("retry_backoff_max_ms", "max_s"),
+    ],
+)
+def test_a_retry_policy_by_other_names_is_answered(theirs: str, ours: str) -> None:
+    """With its own fields, not those of a producer alone."""
+    options: dict[str, Any] = {theirs: 3}
+    with pytest.raises(TypeError, match=f"'{theirs}'; .*'{ours}' of RetryPolicy"):
+        RetryPolicy(**options)
 
 
 def test_the_address_by_another_name_is_answered_too() -> None:

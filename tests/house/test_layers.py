@@ -139,7 +139,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
 SHARED: dict[str, set[str]] = {
     "client": {
         "duplicate_ids", "errors", "fan_out", "foreign_names", "names", "off_loop",
-        "options", "partitioner", "spool", "timeouts", "validation",
+        "options", "own_process", "partitioner", "spool", "timeouts", "validation",
     },
     "spark": {
         "cluster", "clusters", "columns", "errors", "leaders", "letters", "offsets",

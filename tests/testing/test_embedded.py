@@ -172,3 +172,12 @@ def test_the_fixture_gives_a_broker_to_each_test(
     """Running, with the topic `test`, and its data below the test's directory."""
     put(metaq_broker, "test", 0, b"x")
     assert metaq_broker.data_path == tmp_path / "metaq"
+
+
+def test_a_data_path_may_be_a_text(tmp_path: Path) -> None:
+    """As `open` takes one."""
+    with embedded_broker(data_path=str(tmp_path / "data")) as broker:
+        put(broker, "test", 0, b"abc")
+        assert broker.data_path == tmp_path / "data"
+    with EmbeddedBroker(str(tmp_path / "data")) as again:
+        assert b"abc" in get(again, "test", 0)

@@ -28,6 +28,7 @@ from metaq.client.consume.browse import (
 from metaq.client.errors import BrokerRegisteredError
 from metaq.client.fan_out import for_each, raise_first
 from metaq.client.names import near_topics, require_names
+from metaq.client.own_process import OfOneProcess
 from metaq.client.validation import check_whole
 from metaq.cluster_snapshot import ClusterSnapshot
 from metaq.errors import ClientError, MetaqError, NoBrokerError
@@ -122,7 +123,7 @@ class PartitionDescription:
 # -- calls ----------------------------------------------------------------------------
 
 
-class AsyncBrokerAdmin:
+class AsyncBrokerAdmin(OfOneProcess):
     """The part of `AsyncAdmin` about brokers and partitions."""
 
     def __init__(self, context: ClientContext) -> None:

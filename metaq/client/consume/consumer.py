@@ -75,6 +75,7 @@ class AsyncConsumer(ConsumerLife):
                 # Let fetchers run: with a full buffer this loop never waits.
                 await asyncio.sleep(0)
 
+    @names_arguments
     async def receive(self, timeout: float | None = None) -> Message | None:
         """Return the next message; None on a time-out.
 
@@ -87,6 +88,7 @@ class AsyncConsumer(ConsumerLife):
         many = await self.receive_many(1, timeout)
         return many[0] if many else None
 
+    @names_arguments
     async def receive_many(
         self, count_max: int, timeout: float | None = None, *, fill: bool = False
     ) -> list[Message]:
@@ -257,6 +259,7 @@ class AsyncConsumer(ConsumerLife):
             partitions = [partitions]
         return frozenset(as_partition(one, self.topics) for one in partitions)
 
+    @names_arguments
     async def run(
         self,
         handler: AsyncHandler[Message],
@@ -465,6 +468,7 @@ class AsyncConsumer(ConsumerLife):
         asking = self._subscription.committed(sorted(wanted), deadline_s)
         return await within(limit_s, asking, f"{self}: committed")
 
+    @names_arguments
     async def seek(
         self, partition: TopicPartition | str, to: Goal, timeout: float | None = None
     ) -> None:

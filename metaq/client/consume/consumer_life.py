@@ -37,6 +37,7 @@ from metaq.client.offsets.commit_orders import CommitOrders
 from metaq.client.offsets.committer import Commit, CommitOrder
 from metaq.client.offsets.offset_store import OffsetStore
 from metaq.client.options import ConsumerOptions, load_filter
+from metaq.client.own_process import OfOneProcess
 from metaq.client.timeouts import require_loop, spawn, within
 from metaq.cluster_snapshot import ClusterSnapshot
 from metaq.errors import ClosedError, CoordinationError, MetaqError, RequestTimeoutError
@@ -47,7 +48,7 @@ from metaq.stats import Totals
 _log = logging.getLogger(__name__)
 
 
-class ConsumerLife:
+class ConsumerLife(OfOneProcess):
     """A consumer without its messages and offsets. Everything is called on its loop."""
 
     def __init__(

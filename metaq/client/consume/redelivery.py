@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
 from metaq.client.names import DEAD_LETTER_SUFFIX, check_topic
-from metaq.client.options import check_order, check_types
+from metaq.client.options import check_order, check_types, names_fields
 from metaq.client.validation import wrong_type
 from metaq.errors import ConfigError
 from metaq.retry import Backoff
@@ -44,6 +44,7 @@ class Reject(Exception):  # noqa: N818  # an order of the handler, not an error
     """Raised by a handler to give its message up now, without further attempts."""
 
 
+@names_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
     """Policy for failing handlers."""

@@ -10,13 +10,15 @@ import functools
 from collections.abc import Callable, Coroutine
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from metaq.client.options import names_arguments
+from metaq.client.own_process import OfOneProcess
 from metaq.errors import TransactionError
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class AwaitedCalls:
+class AwaitedCalls(OfOneProcess):
     """Base class of transactions: the calls whose coroutines have not begun.
 
     Concurrency: from any thread, as the sync client makes coroutines in its caller's.
@@ -47,13 +49,16 @@ C = TypeVar("C", bound=AwaitedCalls)
 def to_be_awaited(
     method: Callable[Concatenate[C, P], Coroutine[Any, Any, R]],
 ) -> Callable[Concatenate[C, P], Coroutine[Any, Any, R]]:
-    """Note each call of a coroutine method until its coroutine begins."""
-    name = method.__name__
+    """Note each call of a coroutine method until its coroutine begins.
+
+    Errors about the arguments of a call name it, once it is awaited.
+    """
+    name, begin = method.__name__, names_arguments(method)
 
     @functools.wraps(method)
     async def run(self: C, token: object, args: Any, keywords: Any) -> R:
         self._not_begun.pop(token, None)
-        return await method(self, *args, **keywords)
+        return await begin(self, *args, **keywords)
 
     @functools.wraps(method)
     def call(self: C, /, *args: P.args, **keywords: P.kwargs) -> Coroutine[Any, Any, R]:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, Protocol
 
 from metaq.client.errors import MessageTooLargeError, TransactionRolledBackError
-from metaq.client.options import ProducerOptions, names_arguments
+from metaq.client.options import ProducerOptions
 from metaq.client.partitioner import OutgoingMessage
 from metaq.client.produce.attempts import (
     NEVER_LEFT,
@@ -334,7 +334,6 @@ class TransactionSends(AwaitedCalls):
 
     _parts: TransactionParts
 
-    @names_arguments
     @to_be_awaited
     async def send(
         self,
@@ -392,7 +391,6 @@ class TransactionSends(AwaitedCalls):
         due_ms = due_of(self._parts.clock.wall_ms(), delay, deliver_at)
         return (await self._send(topic, [message], timeout, due_ms))[0]
 
-    @names_arguments
     @to_be_awaited
     async def send_many(
         self,

@@ -20,6 +20,7 @@ from metaq.client.consume.handler_tasks import CONCURRENCY_MAX
 from metaq.client.consume.redelivery import FailureLog, Reject
 from metaq.client.errors import AlreadySettledError, ExchangeError, LeaseLostError
 from metaq.client.options import QueueOptions, load_filter
+from metaq.client.own_process import OfOneProcess
 from metaq.client.queue.broker_link import BrokerLink, lease_lost
 from metaq.client.queue.prefetch import (
     HeldMessage,
@@ -47,7 +48,7 @@ handled: ContextVar[HeldMessage | None] = ContextVar("metaq_handled", default=No
 """Message of the handler that runs in this context: `close` does not wait for it."""
 
 
-class QueueLife:
+class QueueLife(OfOneProcess):
     """A worker without the methods that hand messages out. Any thread may `settle`."""
 
     def __init__(

@@ -6,7 +6,7 @@ from concurrent.futures import Future
 from typing import Any, Generic, NoReturn, TypeVar
 
 from metaq.client.names import require_text
-from metaq.client.options import check_delay, check_lease
+from metaq.client.options import check_delay, check_lease, names_arguments
 from metaq.client.queue.prefetch import HeldMessage
 from metaq.client.queue.queue_life import QueueLife
 from metaq.client.queue.settling import Settling
@@ -69,6 +69,7 @@ class DeliveredMessage(Message, Generic[S, F]):
         """
         return self._say(SettleVerb.ACK, is_awaited=False)
 
+    @names_arguments
     def nack(self, delay: float | None = None, timeout: float | None = None) -> S:
         """Return the message for another delivery, to any worker; this one counts.
 
@@ -90,6 +91,7 @@ class DeliveredMessage(Message, Generic[S, F]):
         """
         return self._settle(SettleVerb.RELEASE, timeout)
 
+    @names_arguments
     def extend(self, seconds: float, timeout: float | None = None) -> S:
         """Set the end of the lease to `seconds` from now; does not settle the message.
 
@@ -100,6 +102,7 @@ class DeliveredMessage(Message, Generic[S, F]):
         check_lease("seconds", seconds)
         return self._settle(SettleVerb.EXTEND, timeout, int(seconds * 1000))
 
+    @names_arguments
     def reject(self, reason: str, timeout: float | None = None) -> S:
         """Reject the message: it is dead-lettered or dropped, as the group defines.
 

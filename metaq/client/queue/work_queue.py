@@ -20,7 +20,7 @@ from metaq.client.consume.handler_tasks import (
     failure_of,
 )
 from metaq.client.errors import AlreadySettledError
-from metaq.client.options import check_callable
+from metaq.client.options import check_callable, names_arguments
 from metaq.client.queue.prefetch import HeldMessage
 from metaq.client.queue.queue_life import QueueLife, handled
 from metaq.client.queue.queue_messages import AsyncQueueMessage, DeliveredMessage
@@ -72,6 +72,7 @@ class AsyncQueue(QueueLife):
         message.held, message.queue = held, self
         return message
 
+    @names_arguments
     async def receive(self, timeout: float | None = None) -> AsyncQueueMessage | None:
         """Return the next message; None on a time-out.
 
@@ -84,6 +85,7 @@ class AsyncQueue(QueueLife):
         many = await self.receive_many(1, timeout)
         return many[0] if many else None
 
+    @names_arguments
     async def receive_many(
         self, count_max: int, timeout: float | None = None
     ) -> list[AsyncQueueMessage]:
@@ -114,6 +116,7 @@ class AsyncQueue(QueueLife):
             self.message(one) for one in self.prefetch.with_others(first, count_max)
         ]
 
+    @names_arguments
     async def run(
         self,
         handler: AsyncHandler[AsyncQueueMessage],

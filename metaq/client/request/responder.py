@@ -15,7 +15,8 @@ from typing import Any, Final
 from metaq.client.cluster.context import ClientContext
 from metaq.client.cluster.metadata_queries import insist
 from metaq.client.consume.redelivery import FailureLog
-from metaq.client.options import check_callable
+from metaq.client.options import check_callable, names_arguments
+from metaq.client.own_process import OfOneProcess
 from metaq.client.produce.runs import frozen
 from metaq.client.queue.queue_messages import AsyncQueueMessage
 from metaq.client.queue.work_queue import AsyncQueue
@@ -42,7 +43,7 @@ ANSWER_S_MIN: Final = 1.0
 its requester may still wait."""
 
 
-class AsyncResponder:
+class AsyncResponder(OfOneProcess):
     """Answers requests of a topic, sharing them with the responders of its group.
 
     Created by `AsyncClient.responder`. Requests are delivered at least once; a reply
@@ -55,6 +56,7 @@ class AsyncResponder:
         self.queue = queue
         self._failures = FailureLog(_log)
 
+    @names_arguments
     async def run(
         self,
         handler: Callable[[AsyncQueueMessage], Awaitable[bytes]],

@@ -43,9 +43,11 @@ from metaq.client.sync.derived import (
     blocking,
     direct,
     like,
+    like_in_place,
     making,
     on_loop,
     same,
+    unknown_option,
 )
 from metaq.client.sync.handler_threads import Handler, Workers
 from metaq.client.sync.producers import Exchange, OrderedProducer, Producer, Xa
@@ -359,8 +361,13 @@ class Consumer(SyncClosable[AsyncConsumer]):
             if batch is not None or left_s == 0:
                 return batch
 
-    def receive(self, timeout: float | None = None) -> Message | None:
+    @like_in_place(AsyncConsumer.receive)
+    def receive(
+        self, timeout: float | None = None, **unknown: object
+    ) -> Message | None:
         """Return the next message; see `AsyncConsumer.receive`."""
+        if unknown:
+            raise unknown_option(Consumer.receive, unknown)
         # If an interrupt prevents the return, the message is handed out again.
         try:
             many = self._receive(1, timeout)
@@ -369,10 +376,18 @@ class Consumer(SyncClosable[AsyncConsumer]):
             self._twin.current_batch.recover()
             raise
 
+    @like_in_place(AsyncConsumer.receive_many)
     def receive_many(
-        self, count_max: int, timeout: float | None = None, *, fill: bool = False
+        self,
+        count_max: int,
+        timeout: float | None = None,
+        *,
+        fill: bool = False,
+        **unknown: object,
     ) -> list[Message]:
         """Return available messages; see `AsyncConsumer.receive_many`."""
+        if unknown:
+            raise unknown_option(Consumer.receive_many, unknown)
         try:
             if not fill:
                 return self._receive(count_max, timeout)
@@ -405,7 +420,7 @@ class Consumer(SyncClosable[AsyncConsumer]):
         check_timeout(timeout)
         self._twin.current_batch.require_free_for(threading.current_thread())
 
-    @names_arguments
+    @like(AsyncConsumer.batches)
     def batches(
         self,
         *,
@@ -463,6 +478,7 @@ class Consumer(SyncClosable[AsyncConsumer]):
     resume = direct(AsyncConsumer.resume)
     paused = direct(AsyncConsumer.paused)
 
+    @names_arguments
     def run(
         self,
         handler: Handler[Message],
@@ -471,12 +487,34 @@ class Consumer(SyncClosable[AsyncConsumer]):
         retry: RetryPolicy = DEFAULT_POLICY,
         timeout: float | None = None,
     ) -> None:
-        """Call the handler for every message, in threads; see `AsyncConsumer.run`.
+        """Call the handler for every message, until `close` or the time-out.
 
-        The handler is a plain function; an async one is refused with `ConfigError`. An
-        interrupt (Ctrl-C) is raised after running handlers have ended, or after
-        `revoke_timeout_s`; messages that they finished are handled. A handler that
-        still runs then keeps its thread and its partition until it returns.
+        A message counts as handled when its handler has returned. Messages of one
+        partition are handled one at a time, in order. A message whose handler fails is
+        handled again as `retry` says, while its partition waits. With
+        `commit_interval_s=None` nothing is committed until `commit` is called, in a
+        handler or elsewhere.
+
+        Args:
+            handler: handles one message, on one of the threads; an exception is a
+                failure.
+            concurrency: number of threads, 1 or more; each has one partition at a time.
+            retry: policy for failures.
+            timeout: seconds until no more handlers are started. Running ones then have
+                `revoke_timeout_s` to end; one that still runs keeps its thread and its
+                partition until it returns. The consumer stays open, and may be run
+                again. None runs until another thread calls `close`.
+
+        Raises:
+            NoTopicError: `retry` sends dead letters to a topic that does not exist. If
+                the consumer's topic matched a pattern later, `health` reports it.
+            HandlerFailedError: a message was given up, and `retry` says to stop.
+            ConfigError: the handler is a coroutine function.
+            RequestTimeoutError: the local retry store could not be opened in time.
+            MetaqError: the consumer has failed, is running already, or is not started.
+
+        Interrupt: raised after running handlers have ended, or after
+        `revoke_timeout_s`; messages that they finished are handled.
         """
         workers = Workers(self._twin, self._thread, handler, self._calls)
         workers.run(concurrency, retry, timeout)
@@ -496,6 +534,7 @@ class Consumer(SyncClosable[AsyncConsumer]):
         self._twin.commit_orders.add(order, future, self._thread.begin)
         return future
 
+    @like(AsyncConsumer.seek)
     def seek(
         self, partition: TopicPartition | str, to: Goal, timeout: float | None = None
     ) -> None:

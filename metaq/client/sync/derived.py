@@ -10,11 +10,12 @@ Methods that do more on the caller's thread are written out.
 
 import functools
 import inspect
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from operator import attrgetter
 from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar
 
-from metaq.client.options import names_arguments, with_signature
+from metaq.client.options import names_arguments, no_option, with_signature
+from metaq.client.own_process import OfOneProcess
 from metaq.client.timeouts import Closable
 from metaq.loop_thread import LoopThread
 
@@ -28,13 +29,14 @@ S = TypeVar("S")
 SYNC_WORDS: Final = {
     "Cancellation:": "Interrupt:",
     "`async with`": "`with`",
+    "another task is reading": "another thread is reading",
     "belongs to another event loop": "is called on its own thread",
     "of another event loop": "called on its own thread",
 }
 """Words in docstrings of async methods → their replacement for blocking calls."""
 
 
-class SyncObject(Generic[T_co]):
+class SyncObject(OfOneProcess, Generic[T_co]):
     """An object for any thread; its async twin runs on a loop thread."""
 
     _twin: T_co
@@ -89,14 +91,45 @@ def like(
 
     An unknown keyword raises a TypeError that suggests the nearest one.
     """
-    signature, text = inspect.signature(method), _sync_text(method)
 
     def decorate(function: Callable[..., R]) -> Callable[Concatenate[Any, P], R]:
-        result = inspect.signature(function).return_annotation
-        full = signature.replace(return_annotation=result)
-        return with_signature(function, full, text)
+        full = _with_result(method, function)
+        return with_signature(function, full, _sync_text(method))
 
     return decorate
+
+
+def like_in_place(
+    method: Callable[Concatenate[Any, P], object],
+) -> Callable[[Callable[..., R]], Callable[Concatenate[Any, P], R]]:
+    """Decorate a method as `like` does, but without another call around it.
+
+    For methods that handle Ctrl-C: it would not be handled at the end of that call. The
+    method takes `**unknown` keywords, for which it raises `unknown_option`.
+    """
+
+    def decorate(function: Callable[..., R]) -> Callable[Concatenate[Any, P], R]:
+        vars(function)["__signature__"] = _with_result(method, function)
+        function.__doc__ = _sync_text(method)
+        return function
+
+    return decorate
+
+
+def unknown_option(
+    method: Callable[..., object], unknown: Collection[str]
+) -> TypeError:
+    """Return the error for unknown keywords of a method, with the nearest name."""
+    names = [*inspect.signature(method).parameters][1:]
+    return no_option(method.__qualname__, next(iter(unknown)), names)
+
+
+def _with_result(
+    method: Callable[..., object], function: Callable[..., object]
+) -> inspect.Signature:
+    """Return the signature of a method, with the result of a function."""
+    result = inspect.signature(function).return_annotation
+    return inspect.signature(method).replace(return_annotation=result)
 
 
 def same(name: str, text: str) -> Any:

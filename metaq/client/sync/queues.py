@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from typing import Self
 
 from metaq.client.consume.decode import MAKE
-from metaq.client.options import QueueOptions, check_plain_function
+from metaq.client.options import QueueOptions, check_plain_function, names_arguments
 from metaq.client.queue.prefetch import HeldMessage
 from metaq.client.queue.queue_life import handled
 from metaq.client.queue.queue_messages import DeliveredMessage
@@ -127,6 +127,7 @@ class Queue(SyncClosable[AsyncQueue]):
             for one in self._twin.prefetch.with_others(first, count_max)
         ]
 
+    @names_arguments
     def run(
         self,
         handler: Handler[QueueMessage],
@@ -134,11 +135,25 @@ class Queue(SyncClosable[AsyncQueue]):
         concurrency: int = 1,
         timeout: float | None = None,
     ) -> None:
-        """Call the handler for every message, in threads; see `AsyncQueue.run`.
+        """Call the handler for every message, until `close` or the time-out.
 
-        The handler is a plain function; an async one is refused with `ConfigError`. An
-        interrupt (Ctrl-C) is raised after running handlers have ended, or after the
-        client's `close_timeout_s`.
+        When it returns, the message is acked, unless the handler has settled it. If it
+        raises, the message is returned with the delay of the group; `Reject` rejects it
+        with the exception's text as the reason.
+
+        Args:
+            handler: handles one message, on one of the threads.
+            concurrency: number of threads, 1 or more; raises `prefetch` if that is
+                less.
+            timeout: seconds until no more handlers are started. Running ones then have
+                `close_timeout_s` to end. None runs until another thread calls `close`.
+
+        Raises:
+            ConfigError: the handler is a coroutine function.
+            MetaqError: a broker refuses for good, or the queue is not started.
+
+        Interrupt: raised after running handlers have ended, or after
+        `close_timeout_s`.
         """
         check_timeout(timeout)
         threads = _QueueThreads(
@@ -190,7 +205,7 @@ class Responder(SyncPart[AsyncResponder]):
 
     close = closing(AsyncResponder.close)
 
-    @like(AsyncResponder.run)
+    @names_arguments
     def run(
         self,
         handler: Callable[[QueueMessage], bytes],
@@ -198,7 +213,24 @@ class Responder(SyncPart[AsyncResponder]):
         concurrency: int = 1,
         timeout: float | None = None,
     ) -> None:
-        """Call the handler for every request, in threads; see `AsyncResponder.run`."""
+        """Call the handler for every request, until `close` or the time-out.
+
+        The bytes that it returns are the reply; an exception becomes an `ErrorReply`
+        with its text at the requester. Messages that ask for no reply are handled, too.
+
+        Args:
+            handler: handles one request, on one of the threads.
+            concurrency: number of threads, 1 or more.
+            timeout: seconds until no more handlers are started; None runs until another
+                thread calls `close`.
+
+        Raises:
+            ConfigError: the handler is a coroutine function.
+            MetaqError: as the start of a queue, and its `run`.
+
+        Interrupt: raised after running handlers have ended, or after the client's
+        `close_timeout_s`.
+        """
         check_plain_function("handler", handler)
 
         def handle(message: QueueMessage) -> None:

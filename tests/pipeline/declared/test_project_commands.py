@@ -25,8 +25,8 @@ pytestmark = [
 ]
 
 MISSING = (
-    "no broker serves lines, lines.dead: metaq topics create lines --partitions 1;"
-    " metaq topics create lines.dead --partitions 1"
+    "no broker serves lines, lines.dead; create with: metaq topics create lines"
+    " --partitions 1; metaq topics create lines.dead --partitions 1"
 )
 
 
@@ -66,7 +66,7 @@ def test_status_shows_all_groups_of_the_project(
     assert done.exit_code == 0
     done = run("pipeline", "status", str(place))
     assert done.exit_code == 1
-    assert "no group errors" in done.output
+    assert "the project has not run yet: there is no group errors," in done.output
     target = Target(zookeeper, "/meta", (), PATIENCE_S)
     for group in ("errors.dead", "errors", "errors2"):
         reset_offsets(target, group, "logs", Offset(0), ("0-0",), FORCE, is_sure=True)
