@@ -126,15 +126,19 @@ class LoopThread:
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
         try:
             task = ended.get(timeout=timeout_s) if serve is None else serve(ended)
-        except BaseException as error:
-            with suppress(RuntimeError):  # the loop is closed, and the task cancelled
-                self.loop.call_soon_threadsafe(cancel)
-            if not isinstance(error, Empty):
-                raise
+        except Empty:
             with suppress(Empty):
                 return self._result(ended.get_nowait())  # it ended just now
+            self._end_early(cancel)
             raise RequestTimeoutError(f"not done within {timeout_s:g} s") from None
+        except BaseException:
+            self._end_early(cancel)
+            raise
         return self._result(task)
+
+    def _end_early(self, cancel: Callable[[], None]) -> None:
+        with suppress(RuntimeError):  # the loop is closed, and its tasks cancelled
+            self.loop.call_soon_threadsafe(cancel)
 
     def _result(self, task: asyncio.Task[T] | None) -> T:
         assert task is not None  # only `serve` is woken without one

@@ -110,7 +110,7 @@ def test_settle_says_which_broker_is_away(broker: Broker, target: Target) -> Non
     decide(broker, prepare(broker, "one", DECIDED))
     away = encode_address(BrokerAddress("127.0.0.1", 1))
     broker.zookeeper.put(PATHS.recorded_broker(BrokerId(7)), away)
-    with pytest.raises(TransactionInDoubtError, match="brokers 7 do not say"):
+    with pytest.raises(TransactionInDoubtError, match="brokers 7 did not report"):
         settle(target, "group-copy")
 
 

@@ -442,6 +442,9 @@ class Member:
     async def get(self, address: BrokerAddress, *, deadline_s: float) -> FakeConnection:
         return self.connection(BrokerId(address.port - 1))
 
+    def require_open(self) -> None:
+        self.require_alive()
+
     def connection(self, broker_id: BrokerId) -> FakeConnection:
         broker = self.world.brokers[broker_id]
         if broker.is_away:

@@ -43,6 +43,11 @@ def test_nothing_is_skipped_and_nothing_comes_again_that_may_not() -> None:
         assert done.steps_done >= STEPS
 
 
+def test_a_commit_that_waits_for_its_broker_is_not_of_the_next_assignment() -> None:
+    """The check of an explicit offset lasted over a lost session in this walk."""
+    walk(2657433890, STEPS)
+
+
 def test_walks_do_what_they_are_for() -> None:
     """Messages are handed out, commits written, partitions change hands."""
     done = [walk(seed, STEPS) for seed in range(5)]

@@ -468,7 +468,7 @@ def test_a_consumer_is_run_by_one_at_a_time(broker: AnyBroker) -> None:
         ):
             task = asyncio.create_task(consumer.run(handler))
             await asyncio.sleep(0)
-            with pytest.raises(ClientError, match="'g' is run already"):
+            with pytest.raises(ClientError, match="'g' is already being run"):
                 await consumer.run(handler)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)

@@ -350,7 +350,7 @@ def test_a_broker_without_a_set_is_not_followed() -> None:
         leader = await Leader().begin()
         stream = Stream(Site(2), leader)
         stream.wire.capabilities = stream.wire.capabilities.__class__("1")
-        with pytest.raises(MetaqError, match="is no replica of a set"):
+        with pytest.raises(MetaqError, match="is not a replica of a set"):
             await stream.task
         await leader.end()
 

@@ -418,7 +418,7 @@ def test_a_broker_that_is_no_replica_is_not_followed() -> None:
         wire.capabilities = Capabilities("1.4")
         follower = stage.follow(wire=wire)
         error = await ended(stage, follower)
-        assert str(error) == "meta://leader:8123 is no replica of a set"
+        assert str(error) == "meta://leader:8123 is not a replica of a set"
         assert wire.sent == []
         assert not wire.is_open
 

@@ -206,7 +206,7 @@ def test_a_pull_that_waits_is_answered_when_a_log_is_deleted_or_made() -> None:
         answers = await waiting()
         made = leader.log(LogId("fourth", 0)).log_id
         await asyncio.sleep(0)
-        assert [each.log_id for each in read(answers).births] == [made]
+        assert [each.log_id for each in read(answers).new_logs] == [made]
 
     play(scenario)
 

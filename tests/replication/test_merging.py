@@ -136,7 +136,7 @@ def test_a_member_that_is_no_replica_is_not_asked() -> None:
 
     async def scenario() -> None:
         site = Site(2)
-        with pytest.raises(MetaqError, match="is no replica of a set"):
+        with pytest.raises(MetaqError, match="is not a replica of a set"):
             await merging_of(site).merge_with(Wire(Site(1), has_follow=False))
 
     run_virtually(scenario())

@@ -10,6 +10,7 @@ Source: docs/metaq-1.4/client.md 10 to 13.
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping
+from dataclasses import replace
 from typing import TypeAlias
 
 from metaq.client.consume.consumer_life import ConsumerLife
@@ -428,7 +429,8 @@ class AsyncConsumer(ConsumerLife):
         if not is_inside:
             self._subscription.decisions.refuse_commit()
         if what is not None:
-            return read_committable(what, self.topics)
+            order = read_committable(what, self.topics)
+            return replace(order, claims=self._subscription.claims(order))
         try:
             # A hook does not confirm the message that the reader is handling.
             if not is_inside:

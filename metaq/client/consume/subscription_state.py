@@ -47,7 +47,7 @@ from metaq.client.offsets.offset_store import (
 )
 from metaq.client.options import ConsumerOptions
 from metaq.client.timeouts import within
-from metaq.errors import MetaqError
+from metaq.errors import MetaqError, OwnershipLostError
 from metaq.model import BrokerId, GroupOffset, Offset, TopicPartition
 
 _log = logging.getLogger(__name__)
@@ -277,7 +277,19 @@ class SubscriptionState:
                 self._context, partition, offset, deadline_s=deadline_s
             )
 
-        return failures(await for_each(check, unknown))
+        refused = failures(await for_each(check, unknown))
+        for one, claim in order.claims.items():
+            if self._committer.claim(one) is not claim:
+                refused[one] = OwnershipLostError(
+                    f"{one}: lost since the commit was requested; offset"
+                    f" {named[one].offset} is not committed"
+                )
+        return refused
+
+    def claims(self, order: CommitOrder) -> dict[TopicPartition, object]:
+        """Return the claims of the explicit offsets of an order; from any thread."""
+        named = (order.named or {}) if order.may_go_back else {}
+        return {one: self._committer.claim(one) for one in named}
 
     async def committed(
         self, partitions: Collection[TopicPartition], deadline_s: float

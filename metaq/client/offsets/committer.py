@@ -22,7 +22,7 @@ Source: docs/metaq-1.4/client.md 13.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -63,6 +63,9 @@ class CommitOrder:
     """Explicit offsets; None: commit the handled offsets."""
     may_go_back: bool = False
     """Whether an explicit offset may be less than the committed one."""
+    claims: Mapping[TopicPartition, object] = field(default_factory=dict)
+    """Claims that partitions had when the commit was requested; it is refused for those
+    that have another one when it begins."""
     lost: MetaqError | None = None
     """Set if the partition of the message being handled was lost; the other partitions
     are committed."""
@@ -149,7 +152,8 @@ class Committer:
         self._fence = fence
         self._committed: dict[TopicPartition, Offset | None] = {}
         self._named: dict[TopicPartition, _Named] = {}
-        self._ours: set[TopicPartition] = set()
+        self._claims: dict[TopicPartition, object] = {}
+        """Partitions whose commits are accepted; each value is of one assignment."""
         self._writes: deque[_Write] = deque()
         """The write in progress, then the waiting ones: one for each fence."""
         self._writing: asyncio.Task[None] | None = None
@@ -169,22 +173,29 @@ class Committer:
         Ignored if the partition is assigned already: the offset may have been read
         before the last write.
         """
-        if partition not in self._ours:
+        if partition not in self._claims:
             self._committed[partition] = None if offset is None else offset.offset
 
     def admit(self, partition: TopicPartition) -> None:
         """Accept commits of a partition from now on; drop its explicit offset."""
-        self._ours.add(partition)
+        self._claims[partition] = object()
         self._named.pop(partition, None)
 
     def dismiss(self, partitions: Iterable[TopicPartition]) -> None:
         """Accept no more commits of partitions; waiting commits fail for them."""
         for partition in partitions:
-            self._ours.discard(partition)
+            self._claims.pop(partition, None)
             self._named.pop(partition, None)
             for one in self._writes:
                 if not one.is_begun and (at := one.offsets.pop(partition, None)):
                     one.lost[partition] = self._not_ours(partition, at)
+
+    def claim(self, partition: TopicPartition) -> object:
+        """Return what tells this assignment from others; None: it is not assigned.
+
+        From any thread.
+        """
+        return self._claims.get(partition)
 
     def stored(self, partition: TopicPartition) -> Offset | None:
         """Return the stored offset as last written or read; None: there is none."""
@@ -272,7 +283,7 @@ class Committer:
             due = {one: self.due(one, at) for one, at in handled.items()}
         left_s = self._left_s(deadline_s)
         foreign = {
-            p: self._not_ours(p, at) for p, at in due.items() if p not in self._ours
+            p: self._not_ours(p, at) for p, at in due.items() if p not in self._claims
         }
         ours = {p: at for p, at in due.items() if p not in foreign}
         # With slack, so that the write's own time-out fires first.
