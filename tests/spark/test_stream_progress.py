@@ -343,7 +343,8 @@ def test_the_start_of_another_query_is_none_of_this_one(broker: EmbeddedBroker) 
     options = {"zookeeper": "memory", "progressGroup": "g"}
     assert progress(broker, **options).start() == offsets(0, 0)
     other = progress(broker, **options, subscribe="metrics")
-    with pytest.raises(OptionError, match=r"'g' the start .* reads logs/0-0, logs/0-1"):
+    text = r"'g' stores the start .* reads logs/0-0, logs/0-1"
+    with pytest.raises(OptionError, match=text):
         other.start()
 
 
