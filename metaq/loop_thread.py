@@ -91,8 +91,8 @@ class LoopThread:
     ) -> T:
         """Run a coroutine on the loop and wait for its end.
 
-        A queue in place of a future of `begin`: its lock is C's, which takes a fifth
-        off the two switches of threads.
+        Waits on a queue instead of the future of `begin`: its lock is in C, which saves
+        a fifth of the two thread switches.
 
         Args:
             work: closed without running when this raises ClosedError.

@@ -1,4 +1,4 @@
-"""The periodic jobs of a broker: which there are, and when each is due.
+"""The periodic jobs of a broker, and when each is due.
 
 Jobs that read much (retention, scrub, building indexes of keys) do one bounded step per
 turn on a thread of the upkeep; all others are short and run on the loop.

@@ -281,8 +281,8 @@ class SubscriptionState:
         for one, claim in order.claims.items():
             if self._committer.claim(one) is not claim:
                 refused[one] = OwnershipLostError(
-                    f"{one}: lost since the commit was requested; offset"
-                    f" {named[one].offset} is not committed"
+                    f"{one}: moved or assigned again since the commit was requested;"
+                    f" offset {named[one].offset} is not committed"
                 )
         return refused
 

@@ -64,8 +64,8 @@ class CommitOrder:
     may_go_back: bool = False
     """Whether an explicit offset may be less than the committed one."""
     claims: Mapping[TopicPartition, object] = field(default_factory=dict)
-    """Claims that partitions had when the commit was requested; it is refused for those
-    that have another one when it begins."""
+    """Claims of the partitions when the commit was requested. It is refused for those
+    that were assigned again, or moved by `seek`, before it begins."""
     lost: MetaqError | None = None
     """Set if the partition of the message being handled was lost; the other partitions
     are committed."""
@@ -153,7 +153,8 @@ class Committer:
         self._committed: dict[TopicPartition, Offset | None] = {}
         self._named: dict[TopicPartition, _Named] = {}
         self._claims: dict[TopicPartition, object] = {}
-        """Partitions whose commits are accepted; each value is of one assignment."""
+        """Partitions whose commits are accepted; an assignment or `seek` makes a new
+        value."""
         self._writes: deque[_Write] = deque()
         """The write in progress, then the waiting ones: one for each fence."""
         self._writing: asyncio.Task[None] | None = None
@@ -191,9 +192,9 @@ class Committer:
                     one.lost[partition] = self._not_ours(partition, at)
 
     def claim(self, partition: TopicPartition) -> object:
-        """Return what tells this assignment from others; None: it is not assigned.
+        """Return the claim of a partition; None if it is not assigned; on any thread.
 
-        From any thread.
+        Each assignment, and each `seek`, makes another one.
         """
         return self._claims.get(partition)
 
