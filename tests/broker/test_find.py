@@ -306,10 +306,15 @@ def test_look_ups_of_one_turn_are_one_job(data_dir: Path, step_s: float) -> None
         with Counted(1) as context.upkeep:
             # Too slow for two in a job, or as if it took no time.
             context.clock = SlowThreads(step_s or -1.0)
-            await peer.send(b"".join(map(encode, finds)))
-            replies = b""
-            while replies.count(b"value ") < 2 or b"result 500" not in replies:
-                replies += await peer.read_some()
+            # A busy machine may take more than a turn to read the commands.
+            for _ in range(10):
+                jobs.clear()
+                await peer.send(b"".join(map(encode, finds)))
+                replies = b""
+                while replies.count(b"value ") < 2 or b"result 500" not in replies:
+                    replies += await peer.read_some()
+                if step_s or len(jobs) == 1:
+                    break
         context.upkeep, context.clock = old
         assert len(jobs) == (3 if step_s else 1)
         assert context.find_count == context.load.in_flight_bytes == 0
