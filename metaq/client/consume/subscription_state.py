@@ -263,7 +263,7 @@ class SubscriptionState:
 
         The ends of messages in the buffer, and the stored offset, need no request.
         """
-        named = (order.named or {}) if order.may_go_back else {}
+        named = order.free
         unknown = [
             one
             for one, at in named.items()
@@ -288,8 +288,7 @@ class SubscriptionState:
 
     def claims(self, order: CommitOrder) -> dict[TopicPartition, object]:
         """Return the claims of the explicit offsets of an order; from any thread."""
-        named = (order.named or {}) if order.may_go_back else {}
-        return {one: self._committer.claim(one) for one in named}
+        return {one: self._committer.claim(one) for one in order.free}
 
     async def committed(
         self, partitions: Collection[TopicPartition], deadline_s: float

@@ -70,6 +70,11 @@ class CommitOrder:
     """Set if the partition of the message being handled was lost; the other partitions
     are committed."""
 
+    @property
+    def free(self) -> Offsets:
+        """Explicit offsets that may be anywhere in the log, and have to be checked."""
+        return (self.named or {}) if self.may_go_back else {}
+
     def error(self, failed: Failures) -> MetaqError | None:
         """Return the error to raise; None if everything was committed."""
         return next(iter(failed.values()), self.lost)
