@@ -430,7 +430,6 @@ class LogManager(LogRemoval):
         Args:
             witness: source of the claims, for the error text.
             claims: result of `claims` in an earlier run.
-            claims: the result of `claims` in an earlier run.
 
         Raises:
             DataMissingError: the text names the remedy.
