@@ -316,8 +316,7 @@ class ReadableLog:
         return self.state is LogState.OPEN or self.state in COPYING
 
     def _wake_waiters(self) -> None:
-        may_grow = self.state is LogState.OPEN or self._may_grow
-        self._waiters.wake_below(self.high_watermark if may_grow else None)
+        self._waiters.wake_below(self.high_watermark if self._may_grow else None)
 
     def _set_bounds(
         self,
