@@ -19,7 +19,6 @@ The active segment can be in one of four states, which are results, not errors:
 * a *torn tail*: the first bad byte is after the last covered byte, and no whole
   record begins further after it than one unsynced write can be long
   (`unsynced_bytes_max`). Only a crash explains it, and these bytes were never
-  (`unsynced_bytes_max`). Only a crash explains it, and these bytes were never
   acknowledged: they are cut, and kept in `<name>.torn-<offset>`;
 * a part of a batch that its producer will send again: whole records, but not all that
   the producer file has noted. It is cut like a torn tail;

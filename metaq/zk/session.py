@@ -182,7 +182,6 @@ class Coordinator(Protocol):
 
     Deadlines are absolute times of the clock passed to the coordinator. Unless
     documented otherwise, a method raises:
-    method says otherwise it raises:
 
         SessionSuspendedError, SessionLostError: not connected; nothing was done, or the
         connection broke before the reply and the outcome is unknown.
