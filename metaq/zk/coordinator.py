@@ -412,15 +412,18 @@ class ZooKeeperCoordinator:
         if remaining_s <= 0:
             raise CoordinationTimeoutError(f"{what} {path}: no time left, not asked")
         assert self._connection is not None
+        answer = self._connection.ask(request)
+        timer = answer.get_loop().call_later(remaining_s, _end_wait, answer)
         try:
-            async with asyncio.timeout(remaining_s):
-                return await self._connection.ask(request)
+            return await answer
         except TimeoutError as error:
             raise no_answer(what, path, remaining_s) from error
         except kz.ConnectionLoss as error:
             raise cut_off(what, path) from error
         except kz.KazooException as error:
             raise _map_error(error, f"{what} {path}") from error
+        finally:
+            timer.cancel()
 
     async def sync(self, path: str, *, deadline_s: float) -> None:
         """Wait until our server has all changes made before this call."""
@@ -524,7 +527,7 @@ class ZooKeeperCoordinator:
         for operation in operations:
             require_legal_path(operation.path)
         request = jute.Transaction([*map(self._part, operations)])
-        results = await self._ask("transact", operations[0].path, request, deadline_s)
+        results = await self._send("transact", operations[0].path, request, deadline_s)
         _raise_unfit(operations, results)
         return tuple(map(_version_after, operations, results))
 
@@ -597,6 +600,11 @@ class ZooKeeperCoordinator:
         """Make the watches of a node read it again."""
         for watch in tuple(self._watches.get(path, ())):
             watch.refresh()
+
+
+def _end_wait(answer: "asyncio.Future[Any]") -> None:
+    if not answer.done():
+        answer.set_exception(TimeoutError())
 
 
 async def _close(one: ServerConnection) -> bool:
