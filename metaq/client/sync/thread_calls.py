@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from metaq.client.timeouts import SIGNAL_S, wait_for
 from metaq.clock import Clock
-from metaq.loop_thread import Ended
+from metaq.loop_thread import Ended, Outcome
 
 T = TypeVar("T")
 
@@ -97,14 +97,14 @@ class ThreadCalls:
                 if is_met() or timeout_s == 0:
                     return
 
-    def serve(self, ended: Ended[T]) -> asyncio.Task[T]:
-        """Call queued functions on this thread until a task ends; return the task."""
+    def serve(self, ended: Ended[T]) -> Outcome[T]:
+        """Call queued functions on this thread until a call has its outcome."""
         with self.waking(lambda: ended.put(None)):
             while True:
                 self.run_due()
                 with contextlib.suppress(Empty):
-                    if (task := ended.get(timeout=SIGNAL_S)) is not None:
-                        return task
+                    if (outcome := ended.get(timeout=SIGNAL_S)) is not None:
+                        return outcome
 
     def _run(self, future: Future[Any], function: Callable[[], object]) -> None:
         if not future.set_running_or_notify_cancel():
