@@ -241,6 +241,7 @@ class NodePaths:
         """Return the parent of a group's member nodes."""
         return self._fill(NodeKind.MEMBER, group=group)
 
+    @lru_cache(NAMES_KEPT)  # noqa: B019  # bounded; roots are few
     def member(self, group: str, member: str) -> str:
         """Return a member's node; `member` is `<group>_<consumerId>`."""
         return self._fill(NodeKind.MEMBER, group=group, member=member)

@@ -288,14 +288,15 @@ class Committer:
                     del self._named[partition]
             due = {one: self.due(one, at) for one, at in handled.items()}
         left_s = self._left_s(deadline_s)
-        foreign = {
-            p: self._not_ours(p, at) for p, at in due.items() if p not in self._claims
-        }
-        ours = {p: at for p, at in due.items() if p not in foreign}
+        foreign, ours = dict(refused), {}
+        for partition, at in due.items():
+            if partition in self._claims:
+                ours[partition] = at
+            elif partition not in foreign:
+                foreign[partition] = self._not_ours(partition, at)
         # With slack, so that the write's own time-out fires first.
         limit_s = left_s + 2 * STORE_SLACK_S
-        failed = {**foreign, **refused}
-        asked = Commit(ours, failed, limit_s, f"commit of group {self._group}")
+        asked = Commit(ours, foreign, limit_s, f"commit of group {self._group}")
         if self._writes or self._differing(ours):
             self._join(asked, self._clock.monotonic_s() + left_s)
         else:
@@ -417,7 +418,7 @@ class Committer:
         )
 
     def _note(self, changed: Offsets, failed: Failures) -> None:
-        written = changed.keys() - failed.keys()
+        written = {one: at for one, at in changed.items() if one not in failed}
         self.commit_count += bool(written)
         self.failure_count += len(failed)
         # One warning for each outage; `health` reports the error until it is over.
@@ -428,6 +429,6 @@ class Committer:
             text = "commit failed: group=%s partitions=%d first=%s offset=%d: %s"
             at = changed[first].offset
             _log.log(level, text, self._group, len(failed), first, at, error)
-        for partition in written:
-            self._committed[partition] = changed[partition].offset
+        for partition, stored in written.items():
+            self._committed[partition] = stored.offset
             self.written.add(partition)
