@@ -12,8 +12,6 @@ so that the connection stays in step and the owner can reply.
 
 The buffer of unread bytes does O(1) work per byte received. It has three modes, one at
 a time:
-The buffer of bytes that are received and not read yet costs O(1) work per byte. It has
-three modes, one at a time:
 
 * *lines*: `data[position:]` is unread. The search for the line end continues where it
   stopped, and at most one partial line is left, so joining it to the next piece is
