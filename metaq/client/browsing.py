@@ -155,9 +155,8 @@ class AsyncBrowsing(OfOneProcess):
             timeout: seconds of each request; None: `request_timeout_s`.
 
         Raises:
-            CannotAnswerError: more than `read_bytes_max` would have to be read; an id,
-                when a MetaQ 1.4 broker has messages; or more than 10,000 messages, and
-                no limit, in a partition whose broker cannot find messages.
+            CannotAnswerError: more than `read_bytes_max` would have to be read; or an
+                id, when a MetaQ 1.4 broker has messages.
             NoBrokerError, PartitionsAwayError, ExchangeError: as `browse`.
             ConfigError: not exactly one of `key`, `header` and `id`; an id without a
                 time; or an invalid value.

@@ -238,6 +238,8 @@ class Find:
     """Only records stamped at or after this time, milliseconds since 1970."""
     until_ms: int = I64_MAX
     """Only records stamped at or before this time, milliseconds since 1970."""
+    others: tuple[int, ...] = ()
+    """More partitions; the reply then consists of pages (`find_pages.py`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -282,15 +282,17 @@ def _decode_cancel(tokens: Tokens, payload: bytes) -> Cancel:
 
 def _decode_find(tokens: Tokens, payload: bytes) -> Find:
     extra = tokens[5:]
+    first, *others = (parse_i32(one, "partition") for one in tokens[2].split(b","))
     return Find(
         topic=_text(tokens[1]),
-        partition=parse_i32(tokens[2], "partition"),
+        partition=first,
         payload=payload,
         opaque=parse_i32(tokens[4], "opaque"),
         limit=min(_number(extra, b"limit=", 1), I32_MAX),
         below=_number(extra, b"below=", I64_MAX),
         since_ms=_number(extra, b"since=", 0),
         until_ms=_number(extra, b"until=", I64_MAX),
+        others=tuple(others),
     )
 
 

@@ -329,7 +329,8 @@ def _encode_take(take: Take) -> bytes:
 
 
 def _encode_find(find: Find) -> bytes:
-    tokens = ["find", find.topic, _i32(find.partition), _length(find.payload)]
+    partitions = ",".join(map(_i32, (find.partition, *find.others)))
+    tokens = ["find", find.topic, partitions, _length(find.payload)]
     tokens += [_i32(find.opaque), f"limit={_in_range(find.limit, 0, I32_MAX)}"]
     tokens += _extras("below", find.below, I64_MAX)
     tokens += _extras("since", find.since_ms, 0)

@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from threading import Event, current_thread, main_thread
-from typing import Any
 
 import pytest
 
@@ -18,6 +17,7 @@ from metaq.clock import SystemClock
 from metaq.model import Offset
 from metaq.protocol.commands import Find, Put
 from metaq.protocol.encoding import encode
+from metaq.protocol.find_pages import FIND_PARTITIONS_MAX, FoundPage, decode_pages
 from metaq.record.checksum import checksum
 from metaq.record.flags import encode_payload
 from metaq.record.runs import decode_runs
@@ -62,11 +62,14 @@ async def ask(peer: Peer, command: Find) -> tuple[list[int], int, int]:
     line, _, payload = reply.partition(b"\r\n")
     word, length, opaque, after, *read = line.split()
     assert (word, int(length), int(opaque)) == (b"value", len(payload), command.opaque)
-    numbers = [
-        int(run.data.rpartition(b"other=1")[2].split()[0])
-        for run in decode_runs(payload)
+    return found_in(payload), int(after[5:]), int(read[0][5:]) if read else 0
+
+
+def found_in(runs: bytes) -> list[int]:
+    """Return the numbers of the records in runs."""
+    return [
+        int(run.data.rpartition(b"other=1")[2].split()[0]) for run in decode_runs(runs)
     ]
-    return numbers, int(after[5:]), int(read[0][5:]) if read else 0
 
 
 async def whole(
@@ -184,6 +187,8 @@ def test_what_makes_no_sense_is_refused(data_dir: Path) -> None:
         for payload, limit in ((b"", 1), (b"k", 1), (b"tag=1", 1), (b"key=a", 0)):
             command = Find("test", 0, payload, 9, limit)
             assert (await refusal(peer, command)).startswith(b"result 400 ")
+        many = Find("test", 0, b"key=a", 9, 1, others=(1,) * FIND_PARTITIONS_MAX)
+        assert b"at most 64 partitions, got 65" in await refusal(peer, many)
         missing = Find("test", 1, b"key=a", 9, 1)
         assert (await refusal(peer, missing)).startswith(b"result 404 ")
         internal = Find("__queues", 0, b"key=a", 9, 1)
@@ -271,53 +276,63 @@ def test_answers_that_are_not_read_count_as_replies(data_dir: Path) -> None:
 class SlowThreads(SystemClock):
     """A clock on which a second goes by at each look of another thread."""
 
-    def __init__(self, step_s: float) -> None:
-        self.step_s = step_s
+    def __init__(self) -> None:
         self.passed_s = 0.0
 
     def monotonic_s(self) -> float:
         if current_thread() is not main_thread():
-            self.passed_s += self.step_s
+            self.passed_s += 1.0
         return super().monotonic_s() + self.passed_s
 
 
-@pytest.mark.parametrize("step_s", [0.0, 1.0])
-def test_look_ups_of_one_turn_are_one_job(data_dir: Path, step_s: float) -> None:
-    """If none takes long; an error is the answer to one of them."""
-    jobs = list[object]()
+async def ask_together(peer: Peer, command: Find) -> dict[int, FoundPage]:
+    """Return the pages of the reply, by partition."""
+    reply = await peer.ask(encode(command))
+    line, _, payload = reply.partition(b"\r\n")
+    assert line == b"value %d %d" % (len(payload), command.opaque)
+    return {page.partition: page for page in decode_pages(payload)}
 
-    class Counted(ThreadPoolExecutor):
-        def submit(self, work: Any, /, *args: Any, **options: Any) -> Any:
-            jobs.append(work)
-            return super().submit(work, *args, **options)
+
+@pytest.mark.parametrize("is_slow", [False, True])
+def test_partitions_are_looked_up_together(data_dir: Path, *, is_slow: bool) -> None:
+    """Those that take too long, and those that would be refused, are left out."""
+    numbers = [number for number in reversed(range(COUNT)) if number % 7 == 3]
+
+    async def scenario(broker: Broker, peer: Peer) -> None:
+        context, clock = broker.context, broker.context.clock
+        other = [
+            put(number).replace(b"put test 0", b"put test 1") for number in range(30)
+        ]
+        await peer.ask(b"".join(other))
+        command = Find("test", 0, b"key=k3", 9, 1000, others=(1, 7))
+        if is_slow:
+            context.clock = SlowThreads()
+            assert list(await ask_together(peer, command)) == [0]
+            context.clock = clock
+        else:
+            pages = dict[int, FoundPage]()
+            async with asyncio.timeout(TIMEOUT_S):
+                while [page.next_offset for page in pages.values()] != [0, 0]:
+                    pages = await ask_together(peer, command)  # a busy machine is slow
+            assert found_in(pages[0].runs) == numbers
+            assert found_in(pages[1].runs) == [24, 17, 10, 3]
+            assert pages[1].read_bytes > 0
+        assert context.find_count == context.load.in_flight_bytes == 0
+
+    run(data_dir, scenario)
+
+
+def test_damage_leaves_a_partition_out_of_a_reply_for_several(data_dir: Path) -> None:
+    """The look-up of that partition alone names it."""
 
     async def scenario(broker: Broker, peer: Peer) -> None:
         log = broker.context.topics.find_log("test", 0)
         assert log is not None
-        broken = log.segments.sealed[1]
-        log.on_damage(Damage(broken.path, broken.base_offset, broken.end_offset, "0s"))
-        bounds = (log.high_watermark, broken.end_offset, broken.base_offset)
-        finds = [
-            Find("test", 0, b"h.other=1", number, 1, below=below)
-            for number, below in enumerate(bounds)
-        ]
-        context = broker.context
-        old = context.upkeep, context.clock
-        with Counted(1) as context.upkeep:
-            # Too slow for two in a job, or as if it took no time.
-            context.clock = SlowThreads(step_s or -1.0)
-            # A busy machine may take more than a turn to read the commands.
-            for _ in range(10):
-                jobs.clear()
-                await peer.send(b"".join(map(encode, finds)))
-                replies = b""
-                while replies.count(b"value ") < 2 or b"result 500" not in replies:
-                    replies += await peer.read_some()
-                if step_s or len(jobs) == 1:
-                    break
-        context.upkeep, context.clock = old
-        assert len(jobs) == (3 if step_s else 1)
-        assert context.find_count == context.load.in_flight_bytes == 0
+        last, end = log.segments.sealed[-1], log.high_watermark
+        log.on_damage(Damage(last.path, last.base_offset, end, "0s"))
+        command = Find("test", 0, b"h.other=1", 9, 1, below=end, others=(0,))
+        assert await ask_together(peer, command) == {}
+        assert b"0s" in await refusal(peer, replace(command, others=()))
 
     run(data_dir, scenario)
 

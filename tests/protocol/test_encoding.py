@@ -65,6 +65,7 @@ REFUSED: list[Command] = [
     Find("t", 0, b"", 0, 1, -1),
     Find("t", 0, b"", 0, 1, 0, 2**63),
     Find("t", 0, b"", 0, 1, 0, 0, -1),
+    Find("t", 0, b"", 0, 1, others=(2**31,)),
     ListScheduled("t", -1, 0),
     ListScheduled("", 0, 0),
     ListScheduled("t", 0, 0, -1),

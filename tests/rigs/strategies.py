@@ -114,6 +114,7 @@ def questions() -> st.SearchStrategy[Question]:
 
 BY_TYPE: dict[object, st.SearchStrategy[object]] = {
     int: I32,
+    tuple[int, ...]: st.lists(I32, max_size=3).map(tuple),
     str: NAMES,
     bytes: PAYLOADS,
     Question | None: st.none() | questions(),

@@ -8,12 +8,13 @@ messages of a transaction are appended by its commit.
 """
 
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Collection
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from dataclasses import field as field_of
 from datetime import datetime
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 from metaq.client.cluster.context import ClientContext
 from metaq.client.cluster.metadata_queries import LogQueries
@@ -25,16 +26,25 @@ from metaq.client.consume.browse import (
 )
 from metaq.client.consume.decode import decode_joined
 from metaq.client.errors import CannotAnswerError
-from metaq.client.fan_out import all_for
+from metaq.client.fan_out import all_for, all_of
 from metaq.client.names import check_topic
 from metaq.client.options import check_plain_function
 from metaq.client.validation import check_whole, moment_of
 from metaq.errors import BadReplyError, ConfigError, UnexpectedReplyError
-from metaq.model import MAX_OFFSET, Message, MessageId, Millis, TopicPartition, id_time
+from metaq.model import (
+    MAX_OFFSET,
+    BrokerId,
+    Message,
+    MessageId,
+    Millis,
+    TopicPartition,
+    id_time,
+)
 from metaq.peer.connection import BrokerConnection
 from metaq.peer.replies import require_ok
 from metaq.protocol.commands import Find, Reply, Result, Status, Value
 from metaq.protocol.decimals import I64_MAX
+from metaq.protocol.find_pages import FIND_PARTITIONS_MAX, decode_pages
 from metaq.record.flags import encode_payload, encode_properties, has_field
 from metaq.record.runs import decode_runs
 
@@ -52,8 +62,11 @@ after the time in the id. The first has a millisecond of slack, because a float 
 seconds may be a millisecond too low; the others are for commits of transactions."""
 
 KEPT_MAX: Final = 10_000
-"""Maximum number of found messages kept of a partition whose broker has no `find`, in a
-search without a limit."""
+"""Number of found messages kept of a partition whose broker has no `find`, in a search
+without a limit; for older ones its log is read again."""
+
+
+T = TypeVar("T")
 
 
 class _NoFindError(Exception):
@@ -81,83 +94,128 @@ class Search:
     on_read: Callable[[int], object] | None
     timeout: float | None
     read_bytes: int = 0
+    below: dict[TopicPartition, int] = field_of(default_factory=dict)
+    """Offset below which the search of each partition continues; 0 at its end."""
 
     async def newest_first(
         self, partitions: Collection[TopicPartition]
     ) -> AsyncGenerator[list[Message], None]:
         """Yield the messages in lists, as soon as their order is known."""
-        pages = {each: self._of_partition(each) for each in partitions}
-        waiting = dict[TopicPartition, list[Message]]()
-        count, asked = 0, partitions
-        try:
-            while True:
-                more = await all_for(lambda one: anext(pages[one], None), asked)
-                waiting.update((one, page[::-1]) for one, page in more.items() if page)
-                found, asked = list[Message](), ()
-                while waiting and not asked and count + len(found) != self.limit:
-                    newest = min(waiting, key=lambda one: (_age(waiting[one][-1]), one))
-                    found.append(waiting[newest].pop())
-                    if not waiting[newest]:
-                        # Its next message may be newer than those of the others.
-                        del waiting[newest]
-                        asked = (newest,)
-                count += len(found)
-                if found:
-                    yield found
-                if not asked or count == self.limit:
-                    return
-        finally:
-            for each in pages.values():
-                await each.aclose()
+        self.below = dict.fromkeys(partitions, I64_MAX)
+        waiting, count = await self._first_pages(), 0
+        while True:
+            asked = [one for one, at in self.below.items() if at and one not in waiting]
+            more = await all_for(self._more, asked)
+            waiting |= {one: page[::-1] for one, page in more.items() if page}
+            found = list[Message]()
+            while waiting and count + len(found) != self.limit:
+                newest = min(waiting, key=lambda one: (_age(waiting[one][-1]), one))
+                found.append(waiting[newest].pop())
+                if not waiting[newest]:
+                    del waiting[newest]
+                    if self.below[newest]:
+                        break  # its next message may be newer than those of the others
+            count += len(found)
+            if found:
+                yield found
+            if count == self.limit or not (waiting or any(self.below.values())):
+                return
 
-    async def _of_partition(
-        self, partition: TopicPartition
-    ) -> AsyncGenerator[list[Message], None]:
-        """Yield the messages of a partition, newest first, in lists that are not empty.
+    async def _first_pages(self) -> dict[TopicPartition, list[Message]]:
+        """Return the newest messages of partitions that were asked for together.
+
+        One request asks for the partitions of a broker. Those that it leaves out are
+        left to `_more`.
+
+        Returns:
+            Lists that are not empty, the newest message last.
+        """
+        of_broker = dict[BrokerId, list[TopicPartition]]()
+        for one in self.below:
+            of_broker.setdefault(one.broker_id, []).append(one)
+        asked = [each[:FIND_PARTITIONS_MAX] for each in of_broker.values() if each[1:]]
+        waiting = dict[TopicPartition, list[Message]]()
+        for pages in await all_of(map(self._ask_together, asked)):
+            for one, page in pages.items():
+                if messages := self._note(one, page):
+                    waiting[one] = messages[::-1]
+        return waiting
+
+    async def _more(self, partition: TopicPartition) -> list[Message]:
+        """Return the next messages of a partition, newest first; none at its end.
 
         Raises:
             CannotAnswerError: as `AsyncClient.find`.
         """
-        below: int = I64_MAX
         try:
-            while below > 0:
-                messages, below, read_bytes = await self._ask(partition, below)
-                self._count(read_bytes)
-                if messages:
-                    yield messages
+            while self.below[partition]:
+                if messages := self._note(partition, await self._ask(partition)):
+                    return messages
         except _NoFindError:
-            kept, count = deque[Message](maxlen=self.limit or KEPT_MAX), 0
-            batches = browse_topic(
-                self.context, self.topic, partitions=[partition], timeout=self.timeout
-            )
-            async with aclosing(batches):
-                async for batch in batches:
-                    self._count(batch[-1].next_offset - batch[0].offset)
-                    wanted = [m for m in batch if m.offset < below and self._is_met(m)]
-                    kept += wanted
-                    count += len(wanted)
-            if kept:
-                yield list(reversed(kept))
-            if self.limit is None and count > len(kept):
-                raise CannotAnswerError(
-                    f"find: {partition} has {count} matching messages, and its broker"
-                    f" does not support find: expected a limit, or at most {KEPT_MAX}"
-                    " of them"
-                ) from None
+            return await self._browse(partition)
+        return []
 
-    async def _ask(self, partition: TopicPartition, below: int) -> _Page:
+    def _note(self, partition: TopicPartition, page: _Page) -> list[Message]:
+        messages, self.below[partition], read_bytes = page
+        self._count(read_bytes)
+        return messages
+
+    async def _browse(self, partition: TopicPartition) -> list[Message]:
+        """Return what `_more` returns, for a broker that does not support `find`."""
+        kept, count = deque[Message](maxlen=self.limit or KEPT_MAX), 0
+        below = self.below[partition]
+        batches = browse_topic(
+            self.context, self.topic, partitions=[partition], timeout=self.timeout
+        )
+        async with aclosing(batches):
+            async for batch in batches:
+                self._count(batch[-1].next_offset - batch[0].offset)
+                wanted = [m for m in batch if m.offset < below and self._is_met(m)]
+                kept += wanted
+                count += len(wanted)
+                if batch[-1].next_offset >= below:
+                    break
+        self.below[partition] = kept[0].offset if count > len(kept) else 0
+        return list(reversed(kept))
+
+    async def _ask(self, partition: TopicPartition) -> _Page:
+        below = self.below[partition]
+        return await self._send(
+            [partition], lambda reply: _parse(partition, below, reply)
+        )
+
+    async def _ask_together(
+        self, partitions: Sequence[TopicPartition]
+    ) -> dict[TopicPartition, _Page]:
+        try:
+            return await self._send(partitions, partial(_parse_pages, partitions))
+        except _NoFindError:
+            return {}
+
+    async def _send(
+        self, partitions: Sequence[TopicPartition], parse: Callable[[Reply], T]
+    ) -> T:
+        """Ask their broker for what is below the place of the first partition."""
+        first, *others = partitions
         limit = PAGE if self.limit is None else min(self.limit, PAGE_MAX)
 
         def make(connection: BrokerConnection, opaque: int) -> Find:
             if not connection.capabilities.find:
                 raise _NoFindError
-            topic, number = self.topic, partition.partition
-            times = self.since_ms, self.until_ms - 1
-            return Find(topic, number, self.field, opaque, limit, below, *times)
+            return Find(
+                self.topic,
+                first.partition,
+                self.field,
+                opaque,
+                limit,
+                self.below[first],
+                self.since_ms,
+                self.until_ms - 1,
+                tuple(one.partition for one in others),
+            )
 
         deadline_s = self.context.deadline_s(self.timeout)
-        log = LogQueries(self.context, partition, deadline_s)
-        return await log.ask(make, partial(_parse, partition, below))
+        return await LogQueries(self.context, first, deadline_s).ask(make, parse)
 
     async def with_id(
         self, message_id: MessageId, partitions: Collection[str | TopicPartition] | None
@@ -215,10 +273,34 @@ def _parse(partition: TopicPartition, below: int, reply: Reply) -> _Page:
     if not isinstance(reply, Value):
         require_ok(reply)
         raise UnexpectedReplyError("expected a value, got a result")
-    if reply.next_offset >= below:
-        raise BadReplyError(f"find below {below} goes on below {reply.next_offset}")
-    messages = list(decode_joined(decode_runs(reply.payload), partition))
-    return messages, reply.next_offset, reply.read_bytes
+    after, read_bytes = reply.next_offset, reply.read_bytes
+    return _page(partition, below, after, read_bytes, reply.payload)
+
+
+def _parse_pages(
+    partitions: Sequence[TopicPartition], reply: Reply
+) -> dict[TopicPartition, _Page]:
+    """Return a page for each partition in a reply; none if the broker refuses."""
+    if not isinstance(reply, Value):
+        return {}
+    by_number = {one.partition: one for one in partitions}
+    pages = dict[TopicPartition, _Page]()
+    for number, after, read_bytes, runs in decode_pages(reply.payload):
+        one = by_number.get(number)
+        if one is None:
+            raise BadReplyError(
+                f"find: expected partitions {[*by_number]}, got {number}"
+            )
+        pages[one] = _page(one, I64_MAX, after, read_bytes, runs)
+    return pages
+
+
+def _page(
+    partition: TopicPartition, below: int, after: int, read_bytes: int, runs: bytes
+) -> _Page:
+    if after >= below:
+        raise BadReplyError(f"find below {below} goes on below {after}")
+    return list(decode_joined(decode_runs(runs), partition)), after, read_bytes
 
 
 async def find_messages(
