@@ -184,7 +184,7 @@ class AsyncBrowsing(OfOneProcess):
         self,
         topic: str,
         partition: str | TopicPartition,
-        offset: Offset,
+        offset: int,
         max_bytes: int = FETCH_BYTES,
         timeout: float | None = None,
     ) -> GetResult:
@@ -209,7 +209,9 @@ class AsyncBrowsing(OfOneProcess):
         (one,) = fixed_partitions([topic], [partition])
         context = self._require_context()
         deadline_s = context.deadline_s(timeout)
-        return await get_at(context, one, offset, max_bytes, deadline_s=deadline_s)
+        return await get_at(
+            context, one, Offset(offset), max_bytes, deadline_s=deadline_s
+        )
 
     async def topics(self, timeout: float | None = None) -> tuple[str, ...]:
         """Return the names of all topics, sorted.

@@ -63,6 +63,10 @@ def consume(client: Client) -> dict[TopicPartition, Lag]:
                 print(text, message.attribute, message.offset)
                 break
             consumer.commit()
+            offsets: dict[str, int] = {"0-1": 42}
+            consumer.commit(offsets)
+            consumer.seek("0-1", 42)
+            client.get("test", "0-1", 42)
         except (OwnershipLostError, StuckError) as error:
             print(error)
         health: Health = consumer.health()

@@ -42,7 +42,11 @@ class HasOffsets(Protocol):
 
 
 Committable: TypeAlias = (
-    Message | HasOffsets | Iterable[Message] | Mapping[TopicPartition | str, Offset]
+    Message
+    | HasOffsets
+    | Iterable[Message]
+    | Mapping[TopicPartition, int]
+    | Mapping[str, int]
 )
 """Argument of a commit; the module docstring has a table."""
 
@@ -61,7 +65,7 @@ def read_committable(what: Committable, topics: Collection[str]) -> CommitOrder:
     if isinstance(what, Mapping):
         for offset in what.values():
             check_offset("offset", offset)
-        named = {as_partition(one, topics): offset for one, offset in what.items()}
+        named = {as_partition(one, topics): Offset(at) for one, at in what.items()}
         return CommitOrder(_with_ids(named, {}), may_go_back=True)
     # Message is a tuple and a batch is a sequence, so the order of the tests matters.
     messages = [what] if isinstance(what, Message) else what

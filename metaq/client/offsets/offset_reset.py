@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 NO_MESSAGE: Final = MessageId(-1)
 """Id that MetaQ's clients write if no message was read yet."""
 
-Goal: TypeAlias = Literal["earliest", "latest"] | datetime | Offset
+Goal: TypeAlias = Literal["earliest", "latest"] | datetime | int
 """Target of a seek: the log start, the log end, the first message of a time or later,
 or an offset."""
 
@@ -196,5 +196,6 @@ async def find_goal(
             context, partition, None, goal, deadline_s=deadline_s
         )
         return begin.offset
-    await require_boundary(context, partition, goal, deadline_s=deadline_s)
-    return goal
+    offset = Offset(goal)
+    await require_boundary(context, partition, offset, deadline_s=deadline_s)
+    return offset
