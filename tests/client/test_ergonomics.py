@@ -24,6 +24,7 @@ from metaq.client import (
     Consumer,
     ConsumerOptions,
     OutgoingMessage,
+    Producer,
     ProducerOptions,
     Queue,
     QueueMessage,
@@ -31,6 +32,8 @@ from metaq.client import (
     Responder,
     RetryPolicy,
 )
+from metaq.client.sync.client import MessageBatch
+from metaq.client.sync.producers import Exchange
 from metaq.model import Offset
 from metaq.testing.zk import MemoryZooKeeper
 from tests.brokers import AnyBroker, StartBroker
@@ -202,6 +205,17 @@ def test_help_of_a_sync_call_is_complete(
     assert sentence in text
     assert "see `Async" not in text
     assert text.splitlines()[0] == (inspect.getdoc(twin) or "").splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    "kind", [Client, Consumer, Exchange, MessageBatch, Producer, Queue, Responder]
+)
+def test_help_of_the_sync_world_does_not_refer_to_the_async_one(
+    kind: type[Any],
+) -> None:
+    for name, call in vars(kind).items():
+        if inspect.isfunction(call) and not name.startswith("_"):
+            assert "`Async" not in (inspect.getdoc(call) or ""), name
 
 
 @pytest.mark.parametrize("kind", [Consumer, Queue, Responder])

@@ -25,8 +25,10 @@ C_co = TypeVar("C_co", bound=Closable, covariant=True)
 P = ParamSpec("P")
 R = TypeVar("R")
 S = TypeVar("S")
+F = TypeVar("F", bound=Callable[..., object])
 
 SYNC_WORDS: Final = {
+    "`Async": "`",
     "Cancellation:": "Interrupt:",
     "`async with`": "`with`",
     "another task is reading": "another thread is reading",
@@ -110,6 +112,16 @@ def like_in_place(
 
     def decorate(function: Callable[..., R]) -> Callable[Concatenate[Any, P], R]:
         vars(function)["__signature__"] = _with_result(method, function)
+        function.__doc__ = _sync_text(method)
+        return function
+
+    return decorate
+
+
+def documented(method: Callable[..., object]) -> Callable[[F], F]:
+    """Decorate a method with the docstring of its async twin, and nothing else."""
+
+    def decorate(function: F) -> F:
         function.__doc__ = _sync_text(method)
         return function
 

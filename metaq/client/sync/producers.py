@@ -31,6 +31,7 @@ from metaq.client.sync.derived import (
     blocking,
     closing,
     direct,
+    documented,
     like,
     making,
     on_loop,
@@ -99,6 +100,7 @@ class Producer(SyncClosable[AsyncProducer]):
         # The future is always done by the deadline; see `Delivery`.
         return self.send_nowait(*args, **keywords).result()
 
+    @documented(AsyncProducer.send_nowait)
     def send_nowait(
         self,
         topic: str,
@@ -143,6 +145,7 @@ class Producer(SyncClosable[AsyncProducer]):
                 deadline_s = self._twin.transacting.deadline_s(timeout)
             self._wait_room(full, deadline_s)
 
+    @documented(AsyncProducer.send_many)
     @names_arguments
     def send_many(
         self,
@@ -199,6 +202,7 @@ class Producer(SyncClosable[AsyncProducer]):
 
     cancel = blocking(AsyncProducer.cancel)
 
+    @documented(AsyncProducer.send_oneway)
     def send_oneway(
         self,
         topic: str,
@@ -218,6 +222,7 @@ class Producer(SyncClosable[AsyncProducer]):
 
     transaction = making(AsyncProducer.transaction, Transaction)
 
+    @documented(AsyncProducer.exactly_once)
     def exactly_once(self, batch: ListedMessages[Any]) -> ExactlyOnce:
         """Return the block that writes a batch; see `AsyncProducer.exactly_once`."""
         twin: Any = getattr(batch, "twin", batch)
@@ -274,6 +279,7 @@ class Exchange(SyncClosable[AsyncExchange]):
         """Send one message; see `AsyncExchange.send`."""
         return self.send_nowait(*args, **keywords).result()
 
+    @documented(AsyncExchange.send_nowait)
     def send_nowait(
         self,
         routing_key: str,
