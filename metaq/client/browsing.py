@@ -25,7 +25,7 @@ from metaq.client.consume.browse import (
 from metaq.client.consume.cursor import FETCH_BYTES
 from metaq.client.consume.find import READ_BYTES_MAX, find_messages
 from metaq.client.names import check_topic, fixed_partitions
-from metaq.client.options import Start, names_arguments
+from metaq.client.options import Start
 from metaq.client.own_process import OfOneProcess
 from metaq.model import Message, Offset, TopicPartition
 
@@ -46,7 +46,6 @@ class AsyncBrowsing(OfOneProcess):
         """Return the client's parts; raise ClosedError on another event loop."""
         raise NotImplementedError
 
-    @names_arguments
     def browse(
         self,
         topic: str,
@@ -116,7 +115,6 @@ class AsyncBrowsing(OfOneProcess):
         )
         return _each(batches)
 
-    @names_arguments
     def find(
         self,
         topic: str,

@@ -414,6 +414,14 @@ def names_arguments(function: Callable[P, R]) -> Callable[P, R]:
     return with_signature(function, inspect.signature(function), function.__doc__)
 
 
+def names_calls(kind: type[T]) -> type[T]:
+    """Decorate a class as `names_arguments` does all of its public methods."""
+    for name, call in inspect.getmembers(kind, inspect.isfunction):
+        if not (name.startswith("_") or hasattr(call, "__wrapped__")):
+            setattr(kind, name, names_arguments(call))
+    return kind
+
+
 def names_fields(kind: type[T]) -> type[T]:
     """Decorate a dataclass so that errors about its arguments name it."""
     made: Any = kind

@@ -57,6 +57,7 @@ from metaq.client.options import (
     QueueOptions,
     check_methods,
     check_plain_function,
+    names_calls,
     takes_options,
 )
 from metaq.client.partitioner import Selector
@@ -91,6 +92,7 @@ CoordinatorFactory = Callable[[Clock], Coordinator]
 """Creates a coordinator on the client's loop; for tests without ZooKeeper."""
 
 
+@names_calls
 class AsyncClient(AsyncBrowsing):
     """Connects to a cluster: `async with AsyncClient("127.0.0.1:2181") as client`.
 

@@ -32,6 +32,7 @@ from metaq.client import (
     Responder,
     RetryPolicy,
 )
+from metaq.client.admin.topic_admin import AsyncAdmin
 from metaq.client.sync.client import MessageBatch
 from metaq.client.sync.producers import Exchange
 from metaq.model import Offset
@@ -493,3 +494,15 @@ def test_in_the_child_of_a_fork_nothing_is_printed_but_that(broker: AnyBroker) -
         os.close(write_end)
     gone = "of another process, before a fork>"
     assert text == f"<Client {gone} <Producer {gone}"
+
+
+@pytest.mark.parametrize("kind", [AsyncAdmin, AsyncClient, AsyncConsumer, AsyncQueue])
+def test_an_async_call_names_itself_and_the_argument(kind: type[Any]) -> None:
+    """Unknown and missing arguments are found before anything else."""
+    one = object.__new__(kind)
+    calls = [name for name in vars(kind) if not name.startswith("_")]
+    for name in calls:
+        call = getattr(kind, name)
+        if inspect.isfunction(call) and name not in {"producer", "consumer", "queue"}:
+            with pytest.raises(TypeError, match=f"{kind.__name__}.{name}: no option"):
+                call(one, no_such_argument=1)

@@ -36,6 +36,7 @@ from metaq.client.names import (
     near_topics,
     require_text,
 )
+from metaq.client.options import names_calls
 from metaq.client.validation import check_whole
 from metaq.cluster_snapshot import ClusterSnapshot
 from metaq.config.keys import PARTITION_COUNT_MAX
@@ -101,6 +102,7 @@ class TopicDescription:
     """Why its definition cannot be read; "" if it can."""
 
 
+@names_calls
 class AsyncAdmin(AsyncExchangeAdmin):
     """Administration of a cluster. Created by `AsyncClient.admin`; holds no resources.
 

@@ -28,7 +28,7 @@ from metaq.client.offsets.commit_orders import Committable, read_committable
 from metaq.client.offsets.committer import CommitOrder
 from metaq.client.offsets.offset_reset import Goal, check_goal, find_goal
 from metaq.client.offsets.offset_store import ZooKeeperOffsets
-from metaq.client.options import check_callable, names_arguments
+from metaq.client.options import check_callable, names_calls
 from metaq.client.produce.transaction_branch import TransactionParts
 from metaq.client.timeouts import within
 from metaq.client.validation import check_timeout, check_whole, wrong_type
@@ -41,6 +41,7 @@ Partitions: TypeAlias = TopicPartition | str | Iterable[TopicPartition | str]
 """One or more partitions as users name them: objects, or names like `0-3`."""
 
 
+@names_calls
 class AsyncConsumer(ConsumerLife):
     """A member of a group, or a reader of fixed partitions.
 
@@ -76,7 +77,6 @@ class AsyncConsumer(ConsumerLife):
                 # Let fetchers run: with a full buffer this loop never waits.
                 await asyncio.sleep(0)
 
-    @names_arguments
     async def receive(self, timeout: float | None = None) -> Message | None:
         """Return the next message; None on a time-out.
 
@@ -89,7 +89,6 @@ class AsyncConsumer(ConsumerLife):
         many = await self.receive_many(1, timeout)
         return many[0] if many else None
 
-    @names_arguments
     async def receive_many(
         self, count_max: int, timeout: float | None = None, *, fill: bool = False
     ) -> list[Message]:
@@ -135,7 +134,6 @@ class AsyncConsumer(ConsumerLife):
         with self.current_batch.taking():
             self.current_batch.hold(await self.fetch_buffer.take_async())
 
-    @names_arguments
     def batches(
         self,
         *,
@@ -260,7 +258,6 @@ class AsyncConsumer(ConsumerLife):
             partitions = [partitions]
         return frozenset(as_partition(one, self.topics) for one in partitions)
 
-    @names_arguments
     async def run(
         self,
         handler: AsyncHandler[Message],
@@ -470,7 +467,6 @@ class AsyncConsumer(ConsumerLife):
         asking = self._subscription.committed(sorted(wanted), deadline_s)
         return await within(limit_s, asking, f"{self}: committed")
 
-    @names_arguments
     async def seek(
         self, partition: TopicPartition | str, to: Goal, timeout: float | None = None
     ) -> None:

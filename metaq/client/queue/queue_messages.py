@@ -6,7 +6,7 @@ from concurrent.futures import Future
 from typing import Any, Generic, NoReturn, TypeVar
 
 from metaq.client.names import require_text
-from metaq.client.options import check_delay, check_lease, names_arguments
+from metaq.client.options import check_delay, check_lease, names_calls
 from metaq.client.queue.prefetch import HeldMessage
 from metaq.client.queue.queue_life import QueueLife
 from metaq.client.queue.settling import Settling
@@ -19,6 +19,7 @@ S = TypeVar("S")
 F = TypeVar("F", asyncio.Future[None], Future[None])
 
 
+@names_calls
 class DeliveredMessage(Message, Generic[S, F]):
     """A delivered message; it is settled once, by the worker that has it.
 
@@ -69,7 +70,6 @@ class DeliveredMessage(Message, Generic[S, F]):
         """
         return self._say(SettleVerb.ACK, is_awaited=False)
 
-    @names_arguments
     def nack(self, delay: float | None = None, timeout: float | None = None) -> S:
         """Return the message for another delivery, to any worker; this one counts.
 
@@ -91,7 +91,6 @@ class DeliveredMessage(Message, Generic[S, F]):
         """
         return self._settle(SettleVerb.RELEASE, timeout)
 
-    @names_arguments
     def extend(self, seconds: float, timeout: float | None = None) -> S:
         """Set the end of the lease to `seconds` from now; does not settle the message.
 
@@ -102,7 +101,6 @@ class DeliveredMessage(Message, Generic[S, F]):
         check_lease("seconds", seconds)
         return self._settle(SettleVerb.EXTEND, timeout, int(seconds * 1000))
 
-    @names_arguments
     def reject(self, reason: str, timeout: float | None = None) -> S:
         """Reject the message: it is dead-lettered or dropped, as the group defines.
 
@@ -135,6 +133,7 @@ class DeliveredMessage(Message, Generic[S, F]):
         raise NotImplementedError
 
 
+@names_calls
 class AsyncQueueMessage(
     DeliveredMessage[Coroutine[Any, Any, None], asyncio.Future[None]]
 ):

@@ -20,7 +20,7 @@ from metaq.client.consume.handler_tasks import (
     failure_of,
 )
 from metaq.client.errors import AlreadySettledError
-from metaq.client.options import check_callable, names_arguments
+from metaq.client.options import check_callable, names_calls
 from metaq.client.queue.prefetch import HeldMessage
 from metaq.client.queue.queue_life import QueueLife, handled
 from metaq.client.queue.queue_messages import AsyncQueueMessage, DeliveredMessage
@@ -31,6 +31,7 @@ from metaq.errors import ClosedError
 from metaq.protocol.queue_frames import SettleVerb
 
 
+@names_calls
 class AsyncQueue(QueueLife):
     """A worker of a queue group; any number of workers share the messages of a topic.
 
@@ -72,7 +73,6 @@ class AsyncQueue(QueueLife):
         message.held, message.queue = held, self
         return message
 
-    @names_arguments
     async def receive(self, timeout: float | None = None) -> AsyncQueueMessage | None:
         """Return the next message; None on a time-out.
 
@@ -85,7 +85,6 @@ class AsyncQueue(QueueLife):
         many = await self.receive_many(1, timeout)
         return many[0] if many else None
 
-    @names_arguments
     async def receive_many(
         self, count_max: int, timeout: float | None = None
     ) -> list[AsyncQueueMessage]:
@@ -116,7 +115,6 @@ class AsyncQueue(QueueLife):
             self.message(one) for one in self.prefetch.with_others(first, count_max)
         ]
 
-    @names_arguments
     async def run(
         self,
         handler: AsyncHandler[AsyncQueueMessage],

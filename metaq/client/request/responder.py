@@ -15,7 +15,7 @@ from typing import Any, Final
 from metaq.client.cluster.context import ClientContext
 from metaq.client.cluster.metadata_queries import insist
 from metaq.client.consume.redelivery import FailureLog
-from metaq.client.options import check_callable, names_arguments
+from metaq.client.options import check_callable, names_calls
 from metaq.client.own_process import OfOneProcess
 from metaq.client.produce.runs import frozen
 from metaq.client.queue.queue_messages import AsyncQueueMessage
@@ -43,6 +43,7 @@ ANSWER_S_MIN: Final = 1.0
 its requester may still wait."""
 
 
+@names_calls
 class AsyncResponder(OfOneProcess):
     """Answers requests of a topic, sharing them with the responders of its group.
 
@@ -56,7 +57,6 @@ class AsyncResponder(OfOneProcess):
         self.queue = queue
         self._failures = FailureLog(_log)
 
-    @names_arguments
     async def run(
         self,
         handler: Callable[[AsyncQueueMessage], Awaitable[bytes]],
