@@ -8,6 +8,7 @@ import pytest
 from metaq.client import AsyncClient
 from metaq.client.cluster.broker_facts import BrokerFacts
 from metaq.client.cluster.metadata import (
+    NOTICE_S,
     AddressMetadata,
     Metadata,
     ZooKeeperMetadata,
@@ -16,7 +17,6 @@ from metaq.client.cluster.metadata import (
 from metaq.client.errors import NoTopicError
 from metaq.client.names import parse_address
 from metaq.client.options import ClientOptions
-from metaq.client.produce.producer import NOTICE_S
 from metaq.clock import SystemClock
 from metaq.cluster_snapshot import ClusterSnapshot
 from metaq.config.topic_rules import TopicRules
@@ -564,6 +564,40 @@ def test_a_first_send_that_waits_for_its_topic_says_so(
         "sends wait, no broker serves the topic: topic=t",
         "sends wait: topic=t error=cannot reach ZooKeeper (waited 2 s)",
     ]
+
+
+def test_a_call_that_waits_for_zookeeper_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Ten seconds without a word look like a hang, too."""
+
+    async def scenario() -> None:
+        server = MemoryZooKeeper()
+        server.stop()
+        async with AsyncClient(coordinator=server.coordinator) as client:
+            with pytest.raises(CoordinationError):
+                await client.admin().topics(timeout=NOTICE_S + 0.5)
+
+    asyncio.run(scenario())
+    assert "calls wait: error=cannot reach ZooKeeper (waited 2 s)" in caplog.messages
+
+
+def test_a_closed_client_administers_nothing() -> None:
+    """At once: it has no session that could come back."""
+
+    async def scenario() -> None:
+        async with AsyncClient(coordinator=MemoryZooKeeper().coordinator) as client:
+            admin = client.admin()
+        for call in (
+            admin.topics(),
+            admin.groups(),
+            admin.create_topic("t", partitions=1),
+        ):
+            async with asyncio.timeout(1):
+                with pytest.raises(ClosedError):
+                    await call
+
+    asyncio.run(scenario())
 
 
 def test_zookeeper_that_nobody_reaches_is_told_as_that() -> None:

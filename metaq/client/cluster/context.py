@@ -103,9 +103,11 @@ class ClientContext:
         """Wait until ZooKeeper, if it is used, can be asked; return the deadline.
 
         Raises:
+            ClosedError: the client is closed.
             CoordinationError: it cannot be reached within `timeout`.
             ConfigError: `timeout` is not a valid time.
         """
+        self.pool.require_open()
         deadline_s = self.deadline_s(timeout)
         if self.coordinator is not None:
             await self.metadata.reach(deadline_s=deadline_s)

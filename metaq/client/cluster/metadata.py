@@ -57,6 +57,9 @@ from metaq.zk.session import Cancel, Coordinator, SessionState, SessionStatus
 
 _log = logging.getLogger(__name__)
 
+NOTICE_S: Final = 2.0
+"""A call that waits for ZooKeeper or a topic for so long says so in the log."""
+
 SETTLE_S: Final = 1.0
 """Maximum delay of the first snapshot by brokers that neither answer nor fail, in
 seconds."""
@@ -296,9 +299,16 @@ class ZooKeeperMetadata(ClusterWatch, Metadata):
     async def reach(self, *, deadline_s: float) -> None:
         """Wait for a connection to ZooKeeper, and for the first snapshot."""
         left_s = max(0.0, deadline_s - self.clock.monotonic_s())
-        if not await wait_set(self._connected, left_s):
-            raise self._unreachable(left_s)
+        notice = asyncio.get_running_loop().call_later(NOTICE_S, self._say_wait)
+        try:
+            if not await wait_set(self._connected, left_s):
+                raise self._unreachable(left_s)
+        finally:
+            notice.cancel()
         await super().reach(deadline_s=deadline_s)
+
+    def _say_wait(self) -> None:
+        _log.warning("calls wait: error=%s", self._unreachable(NOTICE_S))
 
     async def find_unread(self, exchange: str, *, deadline_s: float) -> str:
         """Return why an exchange or one of its bindings cannot be read; "": it can."""

@@ -30,9 +30,10 @@ from dataclasses import asdict, replace
 from functools import partial
 from itertools import count
 from threading import Lock, get_ident
-from typing import Final, Literal, Protocol, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 from metaq.client.cluster.context import ClientContext
+from metaq.client.cluster.metadata import NOTICE_S
 from metaq.client.cluster.scheduled import cancel_scheduled
 from metaq.client.errors import BufferFullError, ExchangeError, NoTopicError
 from metaq.client.names import check_topic, require_text
@@ -81,9 +82,6 @@ from metaq.record.flags import Headers
 from metaq.retry import wait_set
 
 _log = logging.getLogger(__name__)
-
-NOTICE_S: Final = 2.0
-"""A first send that waits for so long for its topic says so in the log."""
 
 T_co = TypeVar("T_co", covariant=True)
 T = TypeVar("T")
