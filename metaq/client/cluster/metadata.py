@@ -277,6 +277,7 @@ class ZooKeeperMetadata(ClusterWatch, Metadata):
         """
         super().__init__(coordinator, paths, clock=clock)
         self._name = name
+        self._silent_until_s = 0.0
         self._connected = asyncio.Event()
         self._unlisten: Cancel = coordinator.add_listener(self._on_status)
 
@@ -308,6 +309,10 @@ class ZooKeeperMetadata(ClusterWatch, Metadata):
         await super().reach(deadline_s=deadline_s)
 
     def _say_wait(self) -> None:
+        """Log, once for all calls that wait in these seconds."""
+        if self.clock.monotonic_s() < self._silent_until_s:
+            return
+        self._silent_until_s = self.clock.monotonic_s() + NOTICE_S
         _log.warning("calls wait: error=%s", self._unreachable(NOTICE_S))
 
     async def find_unread(self, exchange: str, *, deadline_s: float) -> str:
