@@ -34,6 +34,7 @@ def test_it_runs_a_coroutine_and_returns_its_result(thread: LoopThread) -> None:
     assert thread.run(answer()) == 42
 
 
+@pytest.mark.slow
 def test_at_the_end_of_its_time_a_coroutine_is_cancelled(thread: LoopThread) -> None:
     """Also one that has not begun by then."""
     work = asyncio.Event().wait()
@@ -179,6 +180,7 @@ def test_two_threads_that_stop_it_at_once_stop_it_once(
     assert asked == [thread.loop.stop]
 
 
+@pytest.mark.slow
 def test_whatever_is_asked_while_it_stops_comes_to_an_end() -> None:
     for _ in range(50):
         thread = LoopThread("test")

@@ -6,6 +6,8 @@ from dataclasses import replace
 from itertools import chain, pairwise
 from typing import Any
 
+import pytest
+
 from metaq.broker.handlers.put import handle_mput
 from metaq.broker.hot_puts import HotPuts
 from metaq.broker.single_puts import SinglePuts
@@ -158,6 +160,7 @@ class World:
             self.hear()
 
 
+@pytest.mark.slow
 def test_nothing_is_stored_before_a_refused_batch_that_comes_again(
     rng: random.Random,
 ) -> None:

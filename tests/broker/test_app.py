@@ -381,6 +381,7 @@ def test_topics_are_remembered_by_a_thread_of_the_start(data_dir: Path) -> None:
     assert set(writers) <= set(begun)
 
 
+@pytest.mark.slow
 def test_a_node_that_others_deleted_is_an_alarm_until_it_is_back(
     data_dir: Path,
 ) -> None:
@@ -515,6 +516,7 @@ def test_a_disk_that_is_not_mounted_refuses_the_start(tmp_path: Path) -> None:
     run(scenario())
 
 
+@pytest.mark.slow
 def test_zookeeper_that_comes_later_takes_an_empty_broker_out(tmp_path: Path) -> None:
     """It serves as long as the loss is unknown; then the alarm says what is missing."""
     data = tmp_path / "data"

@@ -29,6 +29,7 @@ def broker(tmp_path: Path) -> EmbeddedBroker:
     )
 
 
+@pytest.mark.slow
 def test_a_copy_that_is_put_back_has_what_waited_and_what_was_done_then(
     broker: EmbeddedBroker, tmp_path: Path
 ) -> None:

@@ -102,6 +102,7 @@ def open_paths() -> list[Path]:
     return paths
 
 
+@pytest.mark.slow
 def test_a_start_that_waits_for_zookeeper_is_healthy(data_dir: Path) -> None:
     """Puts are served, so a load balancer sends them; what is missing is named."""
 

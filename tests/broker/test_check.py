@@ -77,6 +77,7 @@ async def assert_damaged(peer: Peer, offset: int, start: int, end: int) -> None:
     assert got.partition(b"\r\n")[2].decode() == body
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("offset", "size", "end"),
     [(0, 1, 1), (0, 100, 100), (30, 7, 37), (75, 1000, 100), (99, 2**31 - 1, 100)],
@@ -93,6 +94,7 @@ def test_good_bytes_are_called_good_up_to_an_offset(
     run(data_dir, scenario)
 
 
+@pytest.mark.slow
 def test_a_check_ends_with_a_segment(data_dir: Path) -> None:
     """As a get does; the next one begins in the next segment."""
 
@@ -117,6 +119,7 @@ def test_only_so_much_is_checked_at_once(data_dir: Path) -> None:
     run(data_dir, scenario)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", [25, 26, 49])
 def test_a_flipped_bit_stops_a_log_that_is_the_only_copy(
     data_dir: Path, asked: int
@@ -132,6 +135,7 @@ def test_a_flipped_bit_stops_a_log_that_is_the_only_copy(
     run(data_dir, scenario)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("byte", [PAYLOAD, ID, LENGTH])
 @pytest.mark.parametrize("is_sealed", [True, False])
 def test_any_byte_of_a_span_counts(data_dir: Path, byte: int, is_sealed: bool) -> None:
@@ -147,6 +151,7 @@ def test_any_byte_of_a_span_counts(data_dir: Path, byte: int, is_sealed: bool) -
     run(data_dir, scenario, overrides=TWO_SEGMENTS if is_sealed else {})
 
 
+@pytest.mark.slow
 def test_without_an_index_records_are_walked(data_dir: Path) -> None:
     """From where one is known to start: no client's offset is believed."""
 
@@ -162,6 +167,7 @@ def test_without_an_index_records_are_walked(data_dir: Path) -> None:
     run(data_dir, scenario)
 
 
+@pytest.mark.slow
 def test_bytes_before_known_damage_are_good(data_dir: Path) -> None:
     """The answer ends where damage begins; after it records are good again."""
 
@@ -177,6 +183,7 @@ def test_bytes_before_known_damage_are_good(data_dir: Path) -> None:
     run(data_dir, scenario)
 
 
+@pytest.mark.slow
 def test_nothing_after_the_high_watermark_counts(data_dir: Path) -> None:
     """A span may go past it, and what is there may be cut off again."""
 
@@ -193,6 +200,7 @@ def test_nothing_after_the_high_watermark_counts(data_dir: Path) -> None:
     run(data_dir, scenario)
 
 
+@pytest.mark.slow
 def test_a_file_that_was_cut_short_is_damage(data_dir: Path) -> None:
     """As for a get: all that is missing is named."""
 
@@ -206,6 +214,7 @@ def test_a_file_that_was_cut_short_is_damage(data_dir: Path) -> None:
     run(data_dir, scenario)
 
 
+@pytest.mark.slow
 def test_what_is_not_there_cannot_be_checked(data_dir: Path) -> None:
     """With the texts that a get has."""
 
@@ -236,6 +245,7 @@ def test_a_closed_partition_is_not_checked(data_dir: Path) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_a_segment_that_retention_took_is_asked_for_again(data_dir: Path) -> None:
     """The next get finds the new log start."""
 
@@ -249,6 +259,7 @@ def test_a_segment_that_retention_took_is_asked_for_again(data_dir: Path) -> Non
     run(data_dir, scenario, overrides=TWO_SEGMENTS)
 
 
+@pytest.mark.slow
 def test_a_bug_is_a_500_with_a_traceback(data_dir: Path, caplog) -> None:
     """It is counted, and the connection goes on."""
 
@@ -266,6 +277,7 @@ def test_a_bug_is_a_500_with_a_traceback(data_dir: Path, caplog) -> None:
     run(data_dir, scenario, fs=Buggy())
 
 
+@pytest.mark.slow
 def test_checks_that_are_not_answered_are_bounded(data_dir: Path) -> None:
     """One more is refused at once, and may come again."""
 
@@ -305,6 +317,7 @@ def run_in_a_set(
     run(data, scenario)
 
 
+@pytest.mark.slow
 def test_in_a_set_the_answer_waits_for_the_mending(data_dir: Path) -> None:
     """Then the bytes are good, and got again."""
 
@@ -318,6 +331,7 @@ def test_in_a_set_the_answer_waits_for_the_mending(data_dir: Path) -> None:
     run_in_a_set(data_dir, mend, answer)
 
 
+@pytest.mark.slow
 def test_damage_that_no_replica_can_mend_is_the_answer(data_dir: Path) -> None:
     """The client's option applies to it."""
 
@@ -344,6 +358,7 @@ def test_a_mending_that_takes_too_long_is_asked_for_again(data_dir: Path) -> Non
     run_in_a_set(data_dir, lambda _log: None, answer)
 
 
+@pytest.mark.slow
 def test_the_mending_of_another_range_does_not_end_the_wait(data_dir: Path) -> None:
     """All waits of a log are woken together."""
 

@@ -274,6 +274,7 @@ def test_a_lost_partition_of_progress_repeats_and_loses_nothing() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_a_broker_delivers_by_itself(tmp_path: Path) -> None:
     """Over the wire, with its own clock; also what was due while it was down."""
 

@@ -45,12 +45,14 @@ class ForgetsCancels(SteppedDelays):
         return [each._replace(cancelled=()) for each in batch], progress
 
 
+@pytest.mark.slow
 def test_each_message_arrives_once_and_not_early(rng: random.Random) -> None:
     """Whatever happens to disk, clock and partitions."""
     for _ in range(examples(50)):
         asyncio.run(DelayWalk(rng.randrange(1 << 32)).play(120))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [ProgressBeside, EarlyTick, ForgetsCancels])
 def test_a_broken_rule_is_found(rng: random.Random, make: type[SteppedDelays]) -> None:
     """So a walk that finds nothing says something."""

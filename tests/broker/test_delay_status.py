@@ -89,6 +89,7 @@ def test_what_was_taken_back_takes_no_bytes_and_hides_nothing(payload: bytes) ->
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_listings_are_made_one_after_another_and_in_steps() -> None:
     """Many at once would take a step each in every turn of the loop: seconds."""
 

@@ -5,6 +5,8 @@ import gc
 import random
 import tracemalloc
 
+import pytest
+
 from metaq.broker.delay_tier import DelayTier
 from metaq.delay.due_index import ENTRY
 from metaq.delay.records import TOPIC, encode_head
@@ -50,6 +52,7 @@ def fill(rig: DelayRig, tier: int, source: random.Random) -> None:
         assert ticket.is_stored
 
 
+@pytest.mark.slow
 def test_what_waits_is_on_the_disk(rng: random.Random) -> None:
     """In memory is the segment that is written, and a directory of each file."""
 

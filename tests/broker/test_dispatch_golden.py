@@ -13,6 +13,8 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pytest
+
 from metaq.clock import SystemClock
 from metaq.protocol import texts
 from tests.cases import for_each
@@ -158,6 +160,7 @@ def record_starts() -> list[int]:
     return starts
 
 
+@pytest.mark.slow
 @for_each("case", cases())
 def test_answers_are_those_of_the_java_broker(case: Case) -> None:
     """Same bytes behind the masks, same fate of the connection, or the clean answer."""
@@ -178,6 +181,7 @@ def test_answers_are_those_of_the_java_broker(case: Case) -> None:
         assert mask(answer) == mask(case.response)
 
 
+@pytest.mark.slow
 def test_large_puts_are_readable_at_once() -> None:
     """Defects 1 and 2: what was acknowledged can be read, whatever its size."""
     for name in ("get big right after put", "get big, 11 s later"):
@@ -185,6 +189,7 @@ def test_large_puts_are_readable_at_once() -> None:
         assert answer.startswith(b"value 1048576 17\r\n\x00\x10\x00\x00")
 
 
+@pytest.mark.slow
 def test_pipelined_gets_are_answered_in_order() -> None:
     """Our gets do not overtake each other."""
     answer, _ = answers()["get:get two pipelined"]
@@ -192,6 +197,7 @@ def test_pipelined_gets_are_answered_in_order() -> None:
     assert answer[len(b"value 25 20\r\n") + 25 :].startswith(b"value 33 21\r\n")
 
 
+@pytest.mark.slow
 def test_the_log_holds_the_same_records_in_the_order_of_the_connection() -> None:
     """Two pipelined puts are swapped in the recording; all else is in one order."""
     (case,) = [case for case in cases() if case.name == "get offset 0 all"]

@@ -74,6 +74,7 @@ def test_changes_are_in_effect_and_the_version_of_the_topics_says_so() -> None:
     assert context.topics.version > version
 
 
+@pytest.mark.slow
 def test_bindings_that_cannot_be_are_left_out_and_too_many_of_all_refused() -> None:
     """Both are said in a sentence."""
     rig = RouteRig(Binding("t0", "a*"), ALL)
@@ -130,6 +131,7 @@ def many_bindings(kind: ExchangeKind, turn: int) -> list[Binding]:
     return [Binding("t0", f"order.{n}") for n in numbers]
 
 
+@pytest.mark.slow
 def test_memory_is_that_of_the_bindings_and_of_so_many_keys() -> None:
     """Bindings that go leave nothing, and neither do exchanges, nor keys asked for."""
     rig, kinds = RouteRig(), (*ExchangeKind,)

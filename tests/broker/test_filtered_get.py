@@ -239,6 +239,7 @@ def test_a_match_ends_the_hold(data_dir: Path, monkeypatch: pytest.MonkeyPatch) 
     run(data_dir, scenario)
 
 
+@pytest.mark.slow
 def test_a_hold_of_a_session_that_ends_is_soon_over(data_dir: Path) -> None:
     """Nothing is left behind."""
 
@@ -302,6 +303,7 @@ class ColdFile(ReadFile):
         return False
 
 
+@pytest.mark.slow
 def test_cold_bytes_are_read_by_the_reader_over_many_segments(data_dir: Path) -> None:
     """A get with matches is answered before it waits for the disk again."""
 
@@ -335,6 +337,7 @@ def test_a_disk_that_fails_answers_as_without_a_filter(data_dir: Path) -> None:
     run(data_dir, scenario, None, ColdDisk())
 
 
+@pytest.mark.slow
 def test_over_its_rate_a_get_is_answered_later(data_dir: Path) -> None:
     """Not wrongly; with too many before it, it is answered without its filter."""
 

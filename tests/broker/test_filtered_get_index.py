@@ -101,6 +101,7 @@ def test_only_what_may_match_is_looked_at(data_dir: Path) -> None:
     run(data_dir, scenario)
 
 
+@pytest.mark.slow
 def test_blocks_of_all_segments_are_passed_over(data_dir: Path) -> None:
     """In one get, where nothing matches."""
 
@@ -174,6 +175,7 @@ def test_a_listed_record_that_is_damaged_stops_a_get(data_dir: Path) -> None:
     run(data_dir, scenario)
 
 
+@pytest.mark.slow
 def test_a_damaged_index_is_made_again_and_the_log_walked(data_dir: Path) -> None:
     """As where the disk does not give the index."""
 
@@ -284,6 +286,7 @@ def test_large_records_are_looked_up_whole(data_dir: Path, fs: FileSystem | None
     run(data_dir, scenario, None, fs)
 
 
+@pytest.mark.slow
 def test_a_reply_keeps_its_size_and_a_get_its_steps(data_dir: Path) -> None:
     """The next offset is that of the first match which is not in it."""
 

@@ -212,6 +212,7 @@ async def walk(data: Path, seed: int, make: type[FilterReader] = FilterReader) -
         assert broker.context.filtered_count == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(8))
 @pytest.mark.sampled(4)
 def test_a_walk_reads_what_is_there(data_dir: Path, number: int, seed: int) -> None:

@@ -134,6 +134,7 @@ def test_a_look_up_gives_the_newest_records_first(data_dir: Path) -> None:
     run(data_dir, scenario)
 
 
+@pytest.mark.slow
 def test_an_index_is_made_and_used_and_made_again(data_dir: Path) -> None:
     """To the end of a log that is idle; what is damaged in it is read once more."""
 
@@ -200,6 +201,7 @@ def test_what_makes_no_sense_is_refused(data_dir: Path) -> None:
     run(data_dir, scenario, count=10)
 
 
+@pytest.mark.slow
 def test_any_look_up_is_answered(data_dir: Path) -> None:
     """Offsets within records, times and limits of any kind, fields of any bytes."""
 
@@ -248,6 +250,7 @@ def test_look_ups_are_bounded_and_others_overtake_them(data_dir: Path) -> None:
     run(data_dir, scenario, count=10)
 
 
+@pytest.mark.slow
 def test_answers_that_are_not_read_count_as_replies(data_dir: Path) -> None:
     """Those under way exceed the bound of a connection: it gets no more then."""
 
@@ -362,6 +365,7 @@ def test_known_damage_is_named_where_a_look_up_comes_to_it(data_dir: Path) -> No
     run(data_dir, scenario)
 
 
+@pytest.mark.slow
 def test_what_is_acknowledged_is_found(data_dir: Path) -> None:
     """At once, wherever the index is just then, and once only."""
 
@@ -388,6 +392,7 @@ def test_what_is_acknowledged_is_found(data_dir: Path) -> None:
     run(data_dir, scenario, text=INDEXED, count=0)
 
 
+@pytest.mark.slow
 def test_a_restart_goes_on_with_the_index(data_dir: Path) -> None:
     """It was made by the broker before."""
 

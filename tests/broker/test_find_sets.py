@@ -4,6 +4,8 @@ import asyncio
 from dataclasses import replace
 from types import MappingProxyType
 
+import pytest
+
 from metaq.protocol.commands import Find
 from metaq.protocol.encoding import encode
 from metaq.record.flags import encode_payload
@@ -46,6 +48,7 @@ async def find(rig: Replicas, number: int) -> list[int]:
         await asyncio.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_a_new_leader_finds_what_the_one_before_found() -> None:
     """By an index that it has made as a follower."""
 

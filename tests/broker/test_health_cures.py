@@ -305,6 +305,7 @@ def of_set(rig: Replicas, number: int) -> set[Alarm]:
     return set() if broker is None else ringing(broker)
 
 
+@pytest.mark.slow
 def test_damage_rings_until_another_replica_has_mended_it() -> None:
     """The log goes on, and its gets are served in the end."""
 
@@ -319,6 +320,7 @@ def test_damage_rings_until_another_replica_has_mended_it() -> None:
     run_set(scenario)
 
 
+@pytest.mark.slow
 def test_a_lost_range_rings_until_a_replica_has_it_again() -> None:
     """From a backup: it is asked for again by itself."""
 
@@ -338,6 +340,7 @@ def test_a_lost_range_rings_until_a_replica_has_it_again() -> None:
     run_set(scenario, times={"metaq.replication.mending.AGAIN_S": 0.2})
 
 
+@pytest.mark.slow
 def test_a_replica_with_an_empty_disk_rings_until_it_has_all() -> None:
     """It waits for a leader to copy from."""
 

@@ -228,6 +228,7 @@ ODD_ONES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_alone", [False, True])
 def test_each_oddity_is_treated_the_same(is_alone: bool, tmp_path: Path) -> None:
     """One odd frame between ordinary ones, or alone: same replies, bytes and fate."""
@@ -397,6 +398,7 @@ def test_ids_of_a_run_carry_into_the_milliseconds(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_a_session_remembers_topics_and_partitions_alone(tmp_path: Path) -> None:
     """Thousands of lengths, flags and spellings of a partition leave nothing in it."""
     forms = [

@@ -108,6 +108,7 @@ def test_batches_received_alone_are_answered_and_stored_the_same(
     assert hot == general
 
 
+@pytest.mark.slow
 def test_each_oddity_of_a_batch_is_treated_the_same(tmp_path: Path) -> None:
     """As the first of its producer, and with a batch before; one comes behind."""
     cases = [(frame, before) for frame in ODD for before in ([], [mput(record())])]

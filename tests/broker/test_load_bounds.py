@@ -317,6 +317,7 @@ def test_no_memory_to_send_a_reply_ends_its_connection_alone(
     run(data_dir, scenario)
 
 
+@pytest.mark.slow
 def test_no_memory_to_end_a_wait_keeps_no_other_wait(data_dir: Path) -> None:
     """Waits end one after the other, and go on behind one that failed."""
 
@@ -601,6 +602,7 @@ FLOODS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FLOODS)
 def test_a_put_is_taken_before_a_flood_on_another_connection_is_over(
     data_dir: Path, name: str

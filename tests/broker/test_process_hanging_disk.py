@@ -178,6 +178,7 @@ class HeldDisk(SystemFileSystem):
         return self.syncs
 
 
+@pytest.mark.slow
 def test_a_sync_that_outlasts_the_stop_lets_go_of_the_files(data_dir: Path) -> None:
     """The process that goes on can open them again, once the disk has answered."""
     try:

@@ -86,6 +86,7 @@ class CallsThatFail(LinuxCalls):
         os.fdatasync(fd)
 
 
+@pytest.mark.slow
 def test_a_put_whose_sync_failed_may_be_found_by_the_restart(tmp_path: Path) -> None:
     """The sender hears that it is in doubt; later puts are certainly not stored."""
     calls = CallsThatFail()
@@ -206,6 +207,7 @@ def test_a_damaged_partition_refuses_and_the_others_serve(tmp_path: Path) -> Non
     asyncio.run(read())
 
 
+@pytest.mark.slow
 def test_a_segment_from_a_good_copy_ends_the_damage(tmp_path: Path) -> None:
     """As docs/operations.md says: with its spans, while the broker is down."""
     data, backup = tmp_path / "data", tmp_path / "backup"

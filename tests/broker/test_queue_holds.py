@@ -88,6 +88,7 @@ def test_a_commit_stores_the_output_and_ends_the_message(tmp_path: Path) -> None
     run(tmp_path, scenario)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["rollback", "time-out", "connection"])
 def test_a_rollback_gives_the_message_to_its_worker_again(
     how: str, tmp_path: Path
@@ -168,6 +169,7 @@ def test_what_no_transaction_takes_is_refused_in_a_sentence(tmp_path: Path) -> N
     run(tmp_path, scenario)
 
 
+@pytest.mark.slow
 def test_a_queue_that_was_dropped_from_memory_refuses_the_commit(
     tmp_path: Path,
 ) -> None:
@@ -213,6 +215,7 @@ def test_a_queue_that_was_deleted_refuses_the_commit(gone: str, tmp_path: Path) 
     run(tmp_path, scenario)
 
 
+@pytest.mark.slow
 def test_a_partition_is_not_read_again_before_a_commit_is_in_it(
     fs: FaultyFileSystem,
 ) -> None:
@@ -273,12 +276,14 @@ async def after_it(peer: Peer, worker: Worker, got: Got) -> None:
     assert await worker.ack(got) is Word.OK
 
 
+@pytest.mark.slow
 def test_a_crash_leaves_both_or_neither(fs: FaultyFileSystem) -> None:
     """At every sync: a power cut that keeps what was synced, and a kill."""
     outcomes = play(fs, within)
     assert {True, False} == set(outcomes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("beside", [before_it, after_it])
 def test_an_ack_beside_the_transaction_is_found(
     beside: Ack, fs: FaultyFileSystem
@@ -347,6 +352,7 @@ async def rings_for_groups(disk: FaultyFileSystem) -> None:
         assert f"queue groups '{GROUP}' may" in texts[Alarm.TRANSACTION_JOURNAL]
 
 
+@pytest.mark.slow
 def test_a_message_whose_commit_is_in_doubt_is_given_out_by_a_start(
     fs: FaultyFileSystem,
 ) -> None:

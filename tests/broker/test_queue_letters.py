@@ -4,6 +4,8 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from metaq.broker.app import Broker
 from metaq.errors import ClosedError, UnavailableError
 from metaq.model import Offset
@@ -102,6 +104,7 @@ def test_expired_messages_are_dropped_where_the_group_says_so(tmp_path: Path) ->
     run(tmp_path, scenario)
 
 
+@pytest.mark.slow
 def test_a_dead_letter_that_its_topic_refuses_is_tried_again(tmp_path: Path) -> None:
     """Until then the message is open and not given out, and a problem says so."""
 
@@ -123,6 +126,7 @@ def test_a_dead_letter_that_its_topic_refuses_is_tried_again(tmp_path: Path) -> 
     run(tmp_path, scenario, dead_letter_topic="meta-test")
 
 
+@pytest.mark.slow
 def test_letters_that_wait_go_where_an_altered_group_says(tmp_path: Path) -> None:
     """To another topic, or nowhere; then nothing is wrong any more."""
 
@@ -151,6 +155,7 @@ def test_letters_that_wait_go_where_an_altered_group_says(tmp_path: Path) -> Non
     run(tmp_path, scenario, dead_letter_topic="nowhere")
 
 
+@pytest.mark.slow
 def test_a_letter_whose_message_retention_took_is_given_up(tmp_path: Path) -> None:
     """It cannot be made any more; nothing waits for it, and no problem stays."""
 
@@ -175,6 +180,7 @@ def test_a_letter_whose_message_retention_took_is_given_up(tmp_path: Path) -> No
     )
 
 
+@pytest.mark.slow
 def test_a_message_that_is_read_for_its_letter_while_queues_are_read_again(
     tmp_path: Path,
 ) -> None:

@@ -34,6 +34,7 @@ COUNT = 512
 RECLAIM = {"queueReclaimMs": "2000"}
 
 
+@pytest.mark.slow
 def test_a_restart_knows_what_is_done_and_how_often_the_rest_was_given(
     tmp_path: Path,
 ) -> None:
@@ -77,6 +78,7 @@ def test_a_restart_knows_what_is_done_and_how_often_the_rest_was_given(
     asyncio.run(after(b, d))
 
 
+@pytest.mark.slow
 def test_what_is_put_after_a_start_waits_for_no_worker_of_before(
     tmp_path: Path,
 ) -> None:
@@ -153,6 +155,7 @@ def test_a_backlog_waits_for_no_worker_after_a_stop(tmp_path: Path) -> None:
     asyncio.run(after(reservations))
 
 
+@pytest.mark.slow
 def test_what_a_stop_kept_for_a_worker_comes_again_when_it_is_not_back(
     tmp_path: Path,
 ) -> None:
@@ -189,6 +192,7 @@ class JumpingClock(SystemClock):
         return Millis(super().wall_ms() + self.jump_ms + self.passed_ms)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("days", [1 / 24, -1 / 24, 3_650, -3_650])
 def test_a_wall_clock_that_jumps_repeats_nothing_and_holds_nothing_up(
     tmp_path: Path, days: float
@@ -267,6 +271,7 @@ def test_a_wall_clock_that_jumps_has_no_message_expire(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_a_snapshot_is_all_that_a_restart_needs(tmp_path: Path) -> None:
     """The records before it may go."""
     first, killed = tmp_path / "a", tmp_path / "killed"
@@ -301,6 +306,7 @@ def test_a_snapshot_is_all_that_a_restart_needs(tmp_path: Path) -> None:
     asyncio.run(after())
 
 
+@pytest.mark.slow
 def test_messages_that_are_returned_for_ever_let_their_records_go(
     tmp_path: Path,
 ) -> None:
@@ -340,6 +346,7 @@ def only_last_record(data: Path) -> None:
     (data / "holdings").unlink()
 
 
+@pytest.mark.slow
 def test_a_state_that_is_not_stored_is_no_answer(fs: FaultyFileSystem) -> None:
     """The queue is read again, and what was refused is given out again."""
 
@@ -365,6 +372,7 @@ def test_a_state_that_is_not_stored_is_no_answer(fs: FaultyFileSystem) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_a_state_that_was_dropped_from_memory_is_read_again(
     fs: FaultyFileSystem,
 ) -> None:
@@ -397,6 +405,7 @@ def test_a_state_that_was_dropped_from_memory_is_read_again(
     asyncio.run(after())
 
 
+@pytest.mark.slow
 def test_the_size_of_a_partition_is_no_bound_of_the_states(tmp_path: Path) -> None:
     """They go by what is needed: `logBytesMax` is about messages.
 
@@ -421,6 +430,7 @@ def test_the_size_of_a_partition_is_no_bound_of_the_states(tmp_path: Path) -> No
     run(tmp_path, scenario, broker=small, deliveries_max=1000)
 
 
+@pytest.mark.slow
 def test_a_topic_that_is_deleted_while_states_are_unread_has_none(
     tmp_path: Path,
 ) -> None:
@@ -469,6 +479,7 @@ def test_a_damaged_state_refuses_its_groups_and_no_others(tmp_path: Path) -> Non
     asyncio.run(after())
 
 
+@pytest.mark.slow
 def test_what_is_done_is_synced_whatever_topics_are(tmp_path: Path) -> None:
     """Also after a start, with topics that are acknowledged before their sync."""
     later = {**QUICK, "unflushThreshold": "1000", "unflushInterval": "2000"}

@@ -60,6 +60,7 @@ async def put_three(_broker: Broker, peer: Peer) -> None:
     assert await ack_one(peer) == b"a"
 
 
+@pytest.mark.slow
 def test_a_backup_of_all_has_the_acks_of_its_moment(tmp_path: Path) -> None:
     """Later acks are not known; new messages at the same offsets are given out."""
     data, backup = tmp_path / "data", tmp_path / "backup"
@@ -78,6 +79,7 @@ def test_a_backup_of_all_has_the_acks_of_its_moment(tmp_path: Path) -> None:
     start(backup, restored)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_older", [False, True], ids=["gone", "older"])
 def test_what_queues_lack_is_repeated_once_that_is_accepted(
     tmp_path: Path, *, is_older: bool
@@ -113,6 +115,7 @@ def test_what_queues_lack_is_repeated_once_that_is_accepted(
     start(data, accepted)
 
 
+@pytest.mark.slow
 def test_what_retention_took_while_no_worker_was_there_is_lost_and_counted(
     tmp_path: Path,
 ) -> None:
@@ -137,6 +140,7 @@ def test_what_retention_took_while_no_worker_was_there_is_lost_and_counted(
     start(tmp_path, after)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_older", [False, True], ids=["gone", "older"])
 def test_a_topic_whose_disk_was_set_back_loses_no_new_message(
     tmp_path: Path, *, is_older: bool

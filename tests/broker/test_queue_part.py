@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from metaq.broker.queue_part import WINDOW_BYTES
 from metaq.fs import ReadFile, SystemFileSystem
 from metaq.protocol.queue_frames import SettleVerb, Word
@@ -27,6 +29,7 @@ def test_messages_larger_than_a_window_are_found(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
+@pytest.mark.slow
 def test_messages_are_found_over_many_segments(tmp_path: Path) -> None:
     """In order, and each once; settled ones are passed over."""
 
@@ -79,6 +82,7 @@ class ColdFile(ReadFile):
         return False
 
 
+@pytest.mark.slow
 def test_retention_ends_what_it_takes(tmp_path: Path) -> None:
     """Messages that go before they are done are counted, and not waited for."""
 
@@ -121,6 +125,7 @@ def test_damage_is_named_to_the_taker(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
+@pytest.mark.slow
 def test_damage_of_one_partition_ends_no_work_on_another(tmp_path: Path) -> None:
     """A worker of all partitions goes on with those that can be read.
 
@@ -168,6 +173,7 @@ def test_what_is_before_a_damage_is_given_out(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_read_again_ends_no_work_on_another(tmp_path: Path) -> None:
     """A message that was returned, and is damaged since, is no answer to its taker."""
 

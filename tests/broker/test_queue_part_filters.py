@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from metaq.protocol.commands import Put
 from metaq.protocol.encoding import encode
 from metaq.protocol.queue_frames import SettleVerb, Word
@@ -63,6 +65,7 @@ def test_a_take_waits_for_a_match(tmp_path: Path) -> None:
     run(tmp_path, scenario, **PAID)
 
 
+@pytest.mark.slow
 def test_many_windows_without_a_match_are_passed_over(tmp_path: Path) -> None:
     """Also from a disk of which nothing is in memory, and over segments."""
 

@@ -3,6 +3,8 @@
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from metaq.broker.app import Broker
 from metaq.protocol.queue_frames import SettleVerb, Word
 from tests.broker.queue_worker import QUICK, Worker, define, put, run
@@ -10,6 +12,7 @@ from tests.rigs.broker import Peer, running_broker
 from tests.rigs.waiting import until
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_cut_off_keeps_its_messages_when_it_is_back(
     tmp_path: Path,
 ) -> None:
@@ -64,6 +67,7 @@ def test_a_deleted_topic_takes_its_queues_along(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
+@pytest.mark.slow
 def test_a_later_group_of_a_name_has_nothing_of_the_one_before(tmp_path: Path) -> None:
     """Nor has one that was deleted; one without a definition keeps what it has."""
 

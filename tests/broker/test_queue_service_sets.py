@@ -138,6 +138,7 @@ async def letters_on(rig: Replicas, number: int) -> list[bytes]:
     return [decode_payload(each.payload, each.flag).data for each in records]
 
 
+@pytest.mark.slow
 def test_the_next_leader_goes_on_with_what_is_done_and_who_has_what() -> None:
     """An ack is done there; a worker that is back keeps the rest, others get theirs."""
 
@@ -161,6 +162,7 @@ def test_the_next_leader_goes_on_with_what_is_done_and_who_has_what() -> None:
     run(scenario)
 
 
+@pytest.mark.slow
 def test_the_next_leader_deletes_the_queues_of_a_topic_that_is_being_deleted() -> None:
     """The former one has not come to it; a topic made again has none of its acks."""
 
@@ -190,6 +192,7 @@ def test_the_next_leader_deletes_the_queues_of_a_topic_that_is_being_deleted() -
     run(scenario)
 
 
+@pytest.mark.slow
 def test_no_queue_gets_the_number_of_one_that_is_in_doubt() -> None:
     """The record that it begins with is stored later; the next leader reads both."""
     groups = {name: QueueGroupDefinition(topic="test") for name in ("later", GROUP)}
@@ -228,6 +231,7 @@ def test_no_queue_gets_the_number_of_one_that_is_in_doubt() -> None:
     run(scenario, has_links=True, lag_ms="500")
 
 
+@pytest.mark.slow
 def test_the_next_leader_mends_what_it_cannot_read_of_the_queues() -> None:
     """A bit that flipped on its disk is found by that read, and not by the scrub alone.
 
@@ -253,6 +257,7 @@ def test_the_next_leader_mends_what_it_cannot_read_of_the_queues() -> None:
     run(scenario)
 
 
+@pytest.mark.slow
 def test_a_record_that_workers_cannot_be_given_is_mended() -> None:
     """Its header is damaged on the leader's disk, and other replicas have it.
 
@@ -276,6 +281,7 @@ def test_a_record_that_workers_cannot_be_given_is_mended() -> None:
     run(scenario)
 
 
+@pytest.mark.slow
 def test_damage_that_none_can_mend_is_passed_over_by_the_next_leader_too() -> None:
     """By order, once the set knows that it is lost."""
 
@@ -305,6 +311,7 @@ def test_damage_that_none_can_mend_is_passed_over_by_the_next_leader_too() -> No
     run(scenario)
 
 
+@pytest.mark.slow
 def test_a_follower_says_that_it_does_not_lead() -> None:
     """To a take and to a settle, with the code that a put gets."""
 
@@ -320,6 +327,7 @@ def test_a_follower_says_that_it_does_not_lead() -> None:
     run(scenario)
 
 
+@pytest.mark.slow
 def test_a_take_that_waits_is_refused_when_the_term_ends() -> None:
     """At once, and the memory of the former leader is gone with the term."""
 
@@ -341,6 +349,7 @@ def test_a_take_that_waits_is_refused_when_the_term_ends() -> None:
     run(scenario)
 
 
+@pytest.mark.slow
 def test_what_is_open_is_given_out_by_the_leader_that_leads_again() -> None:
     """Its memory of the term before is not believed: another one settled since."""
 
@@ -361,6 +370,7 @@ def test_what_is_open_is_given_out_by_the_leader_that_leads_again() -> None:
     run(scenario)
 
 
+@pytest.mark.slow
 def test_an_ack_is_answered_when_enough_replicas_have_it() -> None:
     """In doubt where none answers for the lag time, and done when it is sent again."""
 
@@ -389,6 +399,7 @@ def test_an_ack_is_answered_when_enough_replicas_have_it() -> None:
     run(scenario, has_links=True)
 
 
+@pytest.mark.slow
 def test_a_dead_letter_of_a_set_is_stored_once() -> None:
     """Without a transaction; the next leader knows that its message is done."""
 
@@ -407,6 +418,7 @@ def test_a_dead_letter_of_a_set_is_stored_once() -> None:
     run(scenario, dead_letter_topic=LETTERS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_rejected_again", [True, False])
 def test_a_letter_whose_end_was_not_noted_is_found_by_the_next_leader(
     is_rejected_again: bool,
@@ -443,6 +455,7 @@ def test_a_letter_whose_end_was_not_noted_is_found_by_the_next_leader(
     run(scenario, dead_letter_topic=LETTERS)
 
 
+@pytest.mark.slow
 def test_a_set_takes_no_ack_in_a_transaction() -> None:
     """It says so, in the words with which it refuses to begin one."""
 
@@ -463,6 +476,7 @@ def test_a_set_takes_no_ack_in_a_transaction() -> None:
     run(scenario)
 
 
+@pytest.mark.slow
 def test_a_letter_in_doubt_is_not_stored_again_when_it_is_tried_again() -> None:
     """It is found by its name, and its message is done when enough replicas have it."""
 
@@ -485,6 +499,7 @@ def test_a_letter_in_doubt_is_not_stored_again_when_it_is_tried_again() -> None:
     run(scenario, has_links=True, dead_letter_topic=LETTERS)
 
 
+@pytest.mark.slow
 def test_a_leader_that_hung_gives_nothing_out_before_it_knows_who_leads() -> None:
     """Another one may have led since, and what is open here may be done there."""
 

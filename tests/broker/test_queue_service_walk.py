@@ -85,12 +85,14 @@ class SaysThatNothingIsHeld(SteppedQueues):
             queue.note_done((), lambda _error: None)
 
 
+@pytest.mark.slow
 def test_each_message_is_done_once(rng: random.Random) -> None:
     """Whatever happens to disk, connections and clock."""
     for _ in range(examples(60)):
         run_virtually(QueueWalk(rng.randrange(1 << 32)).play(150))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make",
     [AnswersBeforeTheSync, LettersBeside, NoReclaim, SaysThatNothingIsHeld],

@@ -3,6 +3,8 @@
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from metaq.broker.app import Broker
 from metaq.broker.internal_logs import read_records
 from metaq.broker.queue_log import QUEUES
@@ -108,6 +110,7 @@ def test_a_delay_or_a_lease_beyond_its_bound_is_refused(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
+@pytest.mark.slow
 def test_a_take_has_a_bound_and_the_rest_comes_with_the_next(tmp_path: Path) -> None:
     """Of messages, and of bytes."""
 
@@ -144,6 +147,7 @@ def test_a_lease_that_ends_gives_a_message_out_again(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
+@pytest.mark.slow
 def test_an_extended_lease_goes_on(tmp_path: Path) -> None:
     """A handler that takes long keeps its message."""
 

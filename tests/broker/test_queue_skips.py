@@ -80,6 +80,7 @@ async def take_all(worker: Worker) -> list[bytes]:
             got.append(each.data[:2])
 
 
+@pytest.mark.slow
 @for_each("number", [0, 4, 5, 6, COUNT - 1])
 def test_a_group_goes_on_after_damage_it_was_told_to_pass_over(
     tmp_path: Path, number: int
@@ -147,6 +148,7 @@ def test_without_damage_there_is_nothing_to_pass_over(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ends", ["returned", "rejected"])
 def test_a_message_that_is_damaged_after_it_was_given_out_can_be_given_up(
     tmp_path: Path, ends: str

@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from metaq.broker.app import Broker
 from metaq.broker.health import Alarm, find_problems
 from metaq.broker.queue_status import LOSS_SHOWN_MS, QueueGroupStatus
@@ -140,6 +142,7 @@ def test_the_bound_of_all_queues_holds_for_each_of_them(tmp_path: Path) -> None:
     run(tmp_path, scenario, broker={"queueOpenBrokerMax": "2"})
 
 
+@pytest.mark.slow
 def test_what_retention_takes_rings_without_a_worker(tmp_path: Path) -> None:
     """For a day."""
 

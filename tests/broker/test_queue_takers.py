@@ -236,6 +236,7 @@ def test_what_goes_out_alone_finds_a_worker_without_another_after_busy_ones(
     run(tmp_path, scenario)
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_long_at_work_holds_up_no_message_for_ever(
     tmp_path: Path,
 ) -> None:

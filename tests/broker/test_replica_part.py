@@ -67,6 +67,7 @@ def opened(rig: Replicas, number: int) -> StartFacts:
         logs.abandon()
 
 
+@pytest.mark.slow
 def test_the_flag_is_on_the_disk_before_a_torn_tail_goes() -> None:
     """A crash in between would forget that bytes were promised which are gone."""
 
@@ -93,6 +94,7 @@ def test_the_flag_is_on_the_disk_before_a_torn_tail_goes() -> None:
     run(scenario)
 
 
+@pytest.mark.slow
 def test_a_tail_of_an_incomplete_replica_says_nothing_more() -> None:
     """Its flag is the stronger one."""
 
@@ -111,6 +113,7 @@ def test_a_tail_of_an_incomplete_replica_says_nothing_more() -> None:
     run(scenario)
 
 
+@pytest.mark.slow
 def test_clients_see_the_leader_alone() -> None:
     """MetaQ's nodes are its own; a follower has none to miss."""
 
@@ -138,6 +141,7 @@ def test_clients_see_the_leader_alone() -> None:
     run(scenario)
 
 
+@pytest.mark.slow
 def test_a_leader_that_hung_names_no_end_before_it_knows_who_leads() -> None:
     """Others may have put more: its first answer after a thaw is a refusal."""
 
@@ -161,6 +165,7 @@ def test_a_leader_that_hung_names_no_end_before_it_knows_who_leads() -> None:
     run(scenario)
 
 
+@pytest.mark.slow
 def test_a_leader_whose_session_is_over_names_ends_while_all_others_pull() -> None:
     """No other has claimed then; when one is silent, it may lead, and have more."""
 
@@ -186,6 +191,7 @@ def test_a_leader_whose_session_is_over_names_ends_while_all_others_pull() -> No
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_a_follower_names_no_end() -> None:
     """It is late, and may be a leader of before to which a client is connected."""
 
@@ -203,6 +209,7 @@ def test_a_follower_names_no_end() -> None:
     run(scenario)
 
 
+@pytest.mark.slow
 def test_ids_of_a_new_leader_are_above_those_of_the_last() -> None:
     """Also where its clock is late."""
 
@@ -219,6 +226,7 @@ def test_ids_of_a_new_leader_are_above_those_of_the_last() -> None:
     run(scenario)
 
 
+@pytest.mark.slow
 def test_a_broker_that_is_no_replica_loads_nothing_of_the_protocol() -> None:
     """Its start is as short as before there were sets."""
     code = "import sys, metaq.broker.app; print(*sys.modules)"
@@ -242,6 +250,7 @@ async def make_topic(rig: Replicas, admin: AsyncAdmin) -> None:
     await soon(lambda: len({*numbers(rig)}) == 1, show=rig.describe)
 
 
+@pytest.mark.slow
 def test_a_deleted_topic_is_gone_from_all_replicas_and_can_be_made_again() -> None:
     """A set takes no transactions: their journal is not asked before the data goes."""
 
@@ -258,6 +267,7 @@ def test_a_deleted_topic_is_gone_from_all_replicas_and_can_be_made_again() -> No
     run(scenario)
 
 
+@pytest.mark.slow
 def test_a_replica_that_starts_while_a_topic_is_deleted_lacks_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -290,6 +300,7 @@ def test_a_replica_that_starts_while_a_topic_is_deleted_lacks_nothing(
     run(scenario)
 
 
+@pytest.mark.slow
 def test_a_deletion_that_a_kill_has_cut_short_is_finished_at_the_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

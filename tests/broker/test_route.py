@@ -299,6 +299,7 @@ def test_in_a_transaction_all_targets_have_it_with_the_commit() -> None:
     assert rig.payloads("t0") == [b"|a", b"|b"]
 
 
+@pytest.mark.slow
 def test_a_commit_that_is_cut_is_in_all_targets_or_in_none() -> None:
     """Whatever of it is on the disk; a message has one id in all of them.
 

@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from metaq.client import AsyncClient
 from metaq.routing.match import Binding, ExchangeKind
 from metaq.zk.exchange_definitions import (
@@ -18,6 +20,7 @@ BOUND = Binding("test", "#"), Binding("meta-test", "*.even")
 KILLS = 2
 
 
+@pytest.mark.slow
 def test_each_topic_has_each_message_once_over_the_ends_of_leaders() -> None:
     """No send fails; what is sent again is known by the next leader."""
 

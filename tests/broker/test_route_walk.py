@@ -42,12 +42,14 @@ class AnswersAtOnce(RouteRig):
         return session
 
 
+@pytest.mark.slow
 def test_each_target_has_each_message_once(rng: random.Random) -> None:
     """Whatever happens to disk, bindings and broker."""
     for _ in range(examples(20)):
         RouteWalk(rng.randrange(1 << 32)).play(100)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [OlderBindings, RepeatsTwice, AnswersAtOnce])
 def test_a_broken_rule_is_found(rng: random.Random, make: type[RouteRig]) -> None:
     """So a walk that finds nothing says something."""

@@ -22,6 +22,7 @@ def unfinished(data: Path) -> str:
     return find_unfinished(SystemFileSystem(), [data])
 
 
+@pytest.mark.slow
 def test_messages_that_wait_are_counted(data_dir: Path) -> None:
     """Without those that were delivered, or taken back."""
 
@@ -48,6 +49,7 @@ def test_messages_that_wait_are_counted(data_dir: Path) -> None:
         unfinished(data_dir)
 
 
+@pytest.mark.slow
 def test_a_broker_in_which_nothing_waits_may_be_a_set(data_dir: Path) -> None:
     """Delivered ones stay in the log for a while, and count for nothing."""
 

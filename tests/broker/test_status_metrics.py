@@ -303,6 +303,7 @@ def test_topics_of_any_name_can_be_read_back(topic: str) -> None:
     assert topics == {topic.replace("\udcff", "\\udcff")}
 
 
+@pytest.mark.slow
 def test_the_page_does_not_grow_without_bound() -> None:
     """Logs beyond the cap are counted, and their damage still rings."""
     logs = [log("t", n) for n in range(LOG_SERIES_MAX + 1)]

@@ -342,6 +342,7 @@ def test_a_transaction_in_one_piece_has_one_reply(data_dir: Path) -> None:
         run(scenario())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [b"COMMIT_TWO_PHASE", b"ROLLBACK"])
 def test_two_coordinators_race_for_one_xid(data_dir: Path, first: bytes) -> None:
     """Both verdicts at once, on two connections: one is carried out, all of it, and the

@@ -132,6 +132,7 @@ def test_what_zookeeper_knows_is_shown_after_the_start_that_it_refused(
     live_once(data_dir, server)
 
 
+@pytest.mark.slow
 def test_a_new_disk_is_accepted_before_any_start_with_the_settings(
     data_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -75,6 +75,7 @@ def test_brokers_are_listed_with_those_that_are_missing(
     assert (gone["topics"], gone["partitions"]) == (1, 2)
 
 
+@pytest.mark.slow
 def test_forgetting_asks_and_can_be_looked_at_first(
     pair: Pair,
     target: Target,
@@ -165,6 +166,7 @@ def test_topics_that_nobody_has_any_more_are_not_listed(
         topics(target, ("once",), as_json=True)
 
 
+@pytest.mark.slow
 def test_groups_do_not_count_what_is_not_known(
     pair: Pair, target: Target, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -189,6 +191,7 @@ def test_groups_do_not_count_what_is_not_known(
     assert problems["1-0"] == "t/1-0: broker 1 is not registered"
 
 
+@pytest.mark.slow
 def test_a_forgotten_broker_takes_the_offsets_of_groups_along(
     pair: Pair, target: Target, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -215,6 +218,7 @@ def test_a_forgotten_broker_takes_the_offsets_of_groups_along(
     assert dict(zip(header, row, strict=True))["lag_bytes"] == "0"
 
 
+@pytest.mark.slow
 def test_a_java_broker_is_known_by_the_offsets_of_its_groups(
     pair: Pair, target: Target, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -85,6 +85,7 @@ def test_reading_begins_where_it_is_told(
     assert run("cat", "t", "--from", start, broker=broker).stdout == text
 
 
+@pytest.mark.slow
 def test_reading_begins_at_a_time(tmp_path: Path) -> None:
     """Each partition begins at its own first message of that time or later."""
     with broker_of(PYTHON, tmp_path / "data", {"t": 2}) as broker:
@@ -164,6 +165,7 @@ def test_a_reader_that_goes_away_ends_following_while_no_message_comes(
     assert_ends_without_reader(words, b"m0\n")
 
 
+@pytest.mark.slow
 def test_the_newest_come_oldest_first(broker: AnyBroker) -> None:
     """Of all partitions together; none of them comes twice, or is left out."""
     for number in range(6):
@@ -178,6 +180,7 @@ def test_the_newest_come_oldest_first(broker: AnyBroker) -> None:
     assert result.stdout == "m2\nm4\n"
 
 
+@pytest.mark.slow
 def test_following_after_the_newest_leaves_nothing_out(broker: AnyBroker) -> None:
     """Messages that arrive in the meantime come once."""
     broker.put(b"m0", b"m1", topic="t", partition=0)
@@ -197,6 +200,7 @@ def test_following_after_the_newest_leaves_nothing_out(broker: AnyBroker) -> Non
     assert result == put[first : first + 5]
 
 
+@pytest.mark.slow
 def test_a_condition_chooses_what_is_printed(broker: AnyBroker) -> None:
     """From the start, of the newest, while following; a wrong one is wrong usage."""
     with Client(brokers=[broker.address]) as client, client.producer() as producer:

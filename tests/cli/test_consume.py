@@ -76,6 +76,7 @@ def committed(target: Target, capsys: pytest.CaptureFixture[str]) -> int:
     return int(json.loads(capsys.readouterr().out)["committed"])
 
 
+@pytest.mark.slow
 def test_a_group_goes_on_where_it_was(
     target: Target, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -112,6 +113,7 @@ def test_json_says_all_about_a_message(
     assert (found["topic"], found["offset"], found["data"]) == ("test", 0, "m0")
 
 
+@pytest.mark.slow
 def test_a_condition_is_the_groups(
     broker: AnyBroker, target: Target, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -176,6 +178,7 @@ def set_terminal(monkeypatch: pytest.MonkeyPatch, *, is_one: bool) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: is_one)
 
 
+@pytest.mark.slow
 def test_a_pattern_that_no_topic_matches_is_waited_for_and_said(
     target: Target,
     capsys: pytest.CaptureFixture[str],

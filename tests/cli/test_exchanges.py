@@ -33,6 +33,7 @@ def rows(capsys: pytest.CaptureFixture[str]) -> list[list[str]]:
     return [line.split("\t") for line in capsys.readouterr().out.splitlines()]
 
 
+@pytest.mark.slow
 def test_an_exchange_is_made_bound_asked_and_listed(
     target: Target, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -52,6 +53,7 @@ def test_an_exchange_is_made_bound_asked_and_listed(
     assert (listed["exchange"], listed["topic"]) == ("events", "orders")
 
 
+@pytest.mark.slow
 def test_a_binding_by_headers_is_named_in_one_way_everywhere(
     target: Target, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -68,6 +70,7 @@ def test_a_binding_by_headers_is_named_in_one_way_everywhere(
     assert not route(target, "regions", "", (("vip", b"1"),), as_json=False)
 
 
+@pytest.mark.slow
 def test_an_exchange_is_deleted_after_a_question(target: Target) -> None:
     """A dry run changes nothing."""
     create(target, "events", "fanout", None, as_json=False)
@@ -77,6 +80,7 @@ def test_an_exchange_is_deleted_after_a_question(target: Target) -> None:
         delete(target, "events", is_dry=False, is_sure=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_partial", [False, True])
 @pytest.mark.parametrize("wanted", [(), ("0-0",)])
 def test_no_command_reads_an_exchange(

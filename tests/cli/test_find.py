@@ -26,6 +26,7 @@ def broker(start_broker: StartBroker) -> AnyBroker:
     return made
 
 
+@pytest.mark.slow
 def test_the_newest_messages_are_printed_first(broker: AnyBroker) -> None:
     """Ten of them, or as many as were asked for."""
     result = run("find", "t", "--key", "k1", broker=broker)
@@ -60,6 +61,7 @@ def test_more_than_so_much_is_not_read(broker: AnyBroker) -> None:
     assert "give it one (index=key)" in result.stderr
 
 
+@pytest.mark.slow
 def test_a_terminal_shows_what_is_read_and_then_the_messages(broker: AnyBroker) -> None:
     """The bar is gone before the first line, so that it gets between none."""
     address = f"127.0.0.1:{broker.port}"

@@ -322,6 +322,7 @@ def test_a_line_without_end_is_refused(world: World) -> None:
         follower.read()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("does_copy", [False, True])
 @pytest.mark.parametrize("chunk_bytes", [1, 7, 1 << 20])
 def test_whatever_happens_every_line_comes_once(

@@ -61,6 +61,7 @@ def put_offset(target: Target, group: str, offset: int) -> None:
     reset(target, group, "test", Offset(offset), ("0-0",), FORCE)
 
 
+@pytest.mark.slow
 def test_groups_are_listed_with_their_lag(
     broker: AnyBroker, target: Target, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -80,6 +81,7 @@ def test_groups_are_listed_with_their_lag(
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_lag_is_shown_where_nothing_is_committed(
     broker: AnyBroker, target: Target, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -123,6 +125,7 @@ def test_a_sum_without_what_is_not_known_is_not_shown() -> None:
     assert group_row(GroupDescription("g", {}, (there, away)))[-3:] == (None,) * 3
 
 
+@pytest.mark.slow
 def test_a_group_is_shown_with_its_filter(
     broker: AnyBroker, target: Target, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -145,6 +148,7 @@ def test_a_group_is_shown_with_its_filter(
     assert f"filter {where}" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_one_group_is_shown_with_its_members(
     broker: AnyBroker, target: Target, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -175,6 +179,7 @@ def test_one_group_is_shown_with_its_members(
     assert f"test\t0-0\tshown_me\t{5 * RECORD_BYTES}\t0\t0\t0.0\n" in text
 
 
+@pytest.mark.slow
 def test_a_group_that_is_none_is_told(target: Target) -> None:
     """Those that there are are named."""
     put_offset(target, "known", 0)
@@ -182,6 +187,7 @@ def test_a_group_that_is_none_is_told(target: Target) -> None:
         groups(target, "nope", as_json=False)
 
 
+@pytest.mark.slow
 def test_a_reset_prints_what_it_wrote(
     target: Target, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -211,6 +217,7 @@ def test_a_reset_prints_what_it_wrote(
     }
 
 
+@pytest.mark.slow
 def test_a_dry_run_writes_nothing(
     target: Target, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -225,6 +232,7 @@ def test_a_dry_run_writes_nothing(
     assert rows(capsys)[0]["committed"] == RECORD_BYTES
 
 
+@pytest.mark.slow
 def test_a_number_below_zero_goes_so_many_messages_back(
     target: Target, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -243,6 +251,7 @@ def test_a_number_below_zero_goes_so_many_messages_back(
     assert [row["committed"] for row in rows(capsys)] == [0]
 
 
+@pytest.mark.slow
 def test_a_node_that_holds_no_offset_is_shown_with_the_others(
     broker: AnyBroker, target: Target, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -258,6 +267,7 @@ def test_a_node_that_holds_no_offset_is_shown_with_the_others(
     assert (second["committed"], second["state"]) == (0, "ok")
 
 
+@pytest.mark.slow
 def test_offsets_go_from_group_to_group(
     target: Target, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -272,6 +282,7 @@ def test_offsets_go_from_group_to_group(
     assert [row["committed"] for row in rows(capsys)] == [3 * RECORD_BYTES]
 
 
+@pytest.mark.slow
 def test_a_group_with_members_is_moved_by_force_alone(
     broker: AnyBroker, target: Target, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -297,6 +308,7 @@ def names(target: Target, capsys: pytest.CaptureFixture[str]) -> set[str]:
     return {row["group"] for row in rows(capsys)}
 
 
+@pytest.mark.slow
 def test_a_reset_of_a_group_that_is_not_there_asks(
     target: Target, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -317,6 +329,7 @@ def test_a_reset_of_a_group_that_is_not_there_asks(
     assert at_terminal(move, b"").exit_code == 0, "it is there now"
 
 
+@pytest.mark.slow
 def test_a_group_is_deleted_with_its_offsets(
     target: Target, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -346,6 +359,7 @@ def test_a_group_is_deleted_with_its_offsets(
         run()
 
 
+@pytest.mark.slow
 def test_a_group_with_members_is_not_deleted(
     broker: AnyBroker, target: Target, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -365,6 +379,7 @@ def test_a_group_with_members_is_not_deleted(
     assert "read" not in names(target, capsys)
 
 
+@pytest.mark.slow
 def test_a_group_whose_partitions_are_owned_is_not_deleted(
     broker: AnyBroker, target: Target, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -382,6 +397,7 @@ def test_a_group_whose_partitions_are_owned_is_not_deleted(
     assert "held" not in names(target, capsys)
 
 
+@pytest.mark.slow
 def test_offsets_of_a_group_are_deleted(
     target: Target, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -159,6 +159,7 @@ def test_damage_refuses(data: Path) -> None:
     assert names(data) == before
 
 
+@pytest.mark.slow
 def test_a_prepared_transaction_with_a_delayed_message_refuses(tmp_path: Path) -> None:
     """Its coordinator ends it first; a Java broker would append to `__delays`."""
     data, journal = tmp_path / "data", tmp_path / "journal"

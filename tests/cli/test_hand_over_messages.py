@@ -40,6 +40,7 @@ def put_as_java(directory: Path, data: bytes, message_id: int) -> None:
         file.write(encode_record(data, id=MessageId(message_id)))
 
 
+@pytest.mark.slow
 def test_what_waits_is_delivered_once_after_the_way_back(
     broker: EmbeddedBroker, tmp_path: Path
 ) -> None:

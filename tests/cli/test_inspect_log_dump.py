@@ -123,6 +123,7 @@ def test_an_archive_that_unpacks_to_gigabytes_at_once_is_refused(
     assert f"expected an entry stored or deflated, got method {method}" in result.stderr
 
 
+@pytest.mark.slow
 def test_a_length_over_the_limit_takes_no_memory(tmp_path: Path) -> None:
     """In an archive that claims to hold all of it; nothing is unpacked for it."""
     path = tmp_path / f"{BASE:020d}.meta.zip"

@@ -8,6 +8,7 @@ import pytest
 from tests.cli.runner import run
 
 
+@pytest.mark.slow
 def test_a_project_has_the_parameters_of_the_command(tmp_path: Path) -> None:
     """Texts that mean something to YAML are kept as they are."""
     place = tmp_path / "größe" / "errors"

@@ -73,6 +73,7 @@ def test_a_later_partition_has_what_an_earlier_one_lacks(
     assert found == texts[0][: wanted[0]] + texts[1][: wanted[1]]
 
 
+@pytest.mark.slow
 def test_bytes_are_bounded(broker: AnyBroker) -> None:
     """Whatever the count: messages may be large."""
     text = b'{"a": "%b"}' % (b"x" * (1_000_000 - 9))

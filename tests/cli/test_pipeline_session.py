@@ -64,6 +64,7 @@ class Session:
         return self.done
 
 
+@pytest.mark.slow
 def test_a_terminal_sees_how_many_tasks_are_done(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -95,6 +95,7 @@ def test_every_byte_of_a_line_arrives(file: Path, broker: AnyBroker) -> None:
     assert result.stderr == ""
 
 
+@pytest.mark.slow
 def test_chunks_go_round_the_partitions(broker: AnyBroker, tmp_path: Path) -> None:
     """Lines read at once stay together; the next go to the next partition."""
     path = tmp_path / "lines"
@@ -104,6 +105,7 @@ def test_chunks_go_round_the_partitions(broker: AnyBroker, tmp_path: Path) -> No
     assert [len(broker.stored("t", p)) for p in (0, 1)] == [16, 16]
 
 
+@pytest.mark.slow
 def test_a_small_file_is_spread_over_the_partitions(
     broker: AnyBroker, tmp_path: Path
 ) -> None:
@@ -157,6 +159,7 @@ def test_an_attribute_goes_with_every_message(file: Path, broker: AnyBroker) -> 
     assert "first" in {m["data"] for m in messages}
 
 
+@pytest.mark.slow
 def test_lines_that_may_be_doubled_are_admitted(file: Path) -> None:
     """After a break the summary says how many were sent twice."""
     with MemoryBroker() as broker:
@@ -189,6 +192,7 @@ def run_until_said(
             return result
 
 
+@pytest.mark.slow
 def test_lines_without_an_answer_are_counted(
     file: Path,
 ) -> None:
@@ -203,6 +207,7 @@ def test_lines_without_an_answer_are_counted(
         assert result.stderr.count("metaq: ") == 2
 
 
+@pytest.mark.slow
 def test_a_refusal_is_told_in_the_brokers_words(file: Path) -> None:
     """A closed partition: exit code 1 and the reason."""
     with MemoryBroker() as broker:
@@ -258,6 +263,7 @@ def test_ctrl_c_ends_the_wait_for_the_writer_of_a_pipe(
     assert seen == []
 
 
+@pytest.mark.slow
 def test_lines_stored_around_a_refusal_are_not_called_unknown(file: Path) -> None:
     """A refusal in the middle: so many stored, so many refused, and none unknown."""
     file.write_bytes(b"line\n" * 450)
@@ -276,6 +282,7 @@ def test_lines_stored_around_a_refusal_are_not_called_unknown(file: Path) -> Non
         assert result.stderr.endswith("metaq: low on space\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "count", "exit_code", "text"),
     [
@@ -318,6 +325,7 @@ def test_an_unknown_topic_is_told(file: Path, broker: AnyBroker) -> None:
     assert "'nope'" in result.stderr
 
 
+@pytest.mark.slow
 def test_a_topic_that_a_pattern_admits_gets_its_first_message(
     file: Path, start_broker: StartBroker, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -84,6 +84,7 @@ def test_what_a_newer_version_has_made_is_named(
         assert "made by a newer version" in said
 
 
+@pytest.mark.slow
 def test_a_group_shows_how_far_it_is(
     target: Target, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -107,6 +108,7 @@ def test_a_group_shows_how_far_it_is(
         show(target, "other", as_json=False)
 
 
+@pytest.mark.slow
 def test_a_group_without_a_partition_says_why(
     target: Target, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -118,6 +120,7 @@ def test_a_group_without_a_partition_says_why(
     assert "no partitions yet: topic empty has had no message" in error
 
 
+@pytest.mark.slow
 def test_a_group_whose_topic_was_deleted_says_so(
     target: Target, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -156,6 +159,7 @@ def test_the_rate_is_what_was_done_between_two_looks() -> None:
     assert {each.partition: rate for each, rate in rates.items()} == {0: 2.0}
 
 
+@pytest.mark.slow
 def test_a_partition_that_is_away_is_named(
     broker: EmbeddedBroker, target: Target, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -224,6 +228,7 @@ def test_wrong_use_is_refused(words: list[str], text: str) -> None:
     assert text in done.output
 
 
+@pytest.mark.slow
 def test_a_group_passes_over_damage_after_a_question(
     broker: EmbeddedBroker, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -256,6 +261,7 @@ def test_a_group_passes_over_damage_after_a_question(
             skip(*place, is_dry=False, is_sure=True)
 
 
+@pytest.mark.slow
 def test_a_deleted_group_is_gone_and_a_new_one_begins_again(
     broker: EmbeddedBroker, target: Target, capsys: pytest.CaptureFixture[str]
 ) -> None:

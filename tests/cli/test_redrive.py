@@ -90,6 +90,7 @@ def later(client: Client, count: int) -> list[Message]:
     return list(client.browse("orders"))[count:]
 
 
+@pytest.mark.slow
 def test_letters_go_back_as_they_were_and_once(
     client: Client, target: Target, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -116,6 +117,7 @@ def test_letters_go_back_as_they_were_and_once(
     assert [each.data for each in later(client, 7)] == [b"x", b"y", b"z"]
 
 
+@pytest.mark.slow
 def test_a_look_changes_nothing_and_a_limit_is_kept(
     client: Client, target: Target, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -134,6 +136,7 @@ def test_a_look_changes_nothing_and_a_limit_is_kept(
     assert [each.data for each in later(client, 5)] == [b"c"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("choice", "meant"),
     [
@@ -173,6 +176,7 @@ def test_what_is_not_chosen_is_found_by_a_later_call(
     assert sorted(found) == [b"a", b"b", b"c", b"d", b"e"]
 
 
+@pytest.mark.slow
 def test_letters_of_others_stay(client: Client, target: Target) -> None:
     """Of another group, and what is no letter."""
     bury(client, "orders", b"theirs", group="others")
@@ -183,6 +187,7 @@ def test_letters_of_others_stay(client: Client, target: Target) -> None:
     assert [each.data for each in later(client, 0)] == [b"ours"]
 
 
+@pytest.mark.slow
 def test_a_failure_in_the_middle_sends_nothing_and_forgets_nothing(
     broker: EmbeddedBroker, client: Client, target: Target
 ) -> None:
@@ -211,6 +216,7 @@ def test_letters_at_a_replica_set_are_refused_before_the_question(
         )
 
 
+@pytest.mark.slow
 def test_many_causes_are_counted_together(
     client: Client, target: Target, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -234,6 +240,7 @@ def test_a_group_without_dead_letters_is_named(client: Client, target: Target) -
     assert run("queues", "redrive", "mails", "--limit", "0").exit_code == 2
 
 
+@pytest.mark.slow
 def test_a_letter_too_large_to_be_put_again_names_the_call_that_sends_it(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

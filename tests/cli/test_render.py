@@ -224,6 +224,7 @@ def test_payloads_are_text_or_base64() -> None:
     assert render.message_fields(b"", None, None, ())["key_base64"] is None
 
 
+@pytest.mark.slow
 def test_closed_standard_descriptors_are_filled() -> None:
     """The next file that is opened is never taken for standard error."""
     program = (

@@ -158,6 +158,7 @@ def test_a_set_is_shown_for_machines(
     assert rows[3]["address"] is None
 
 
+@pytest.mark.slow
 def test_a_set_is_shown_for_people(
     scene: Scene, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -194,6 +195,7 @@ def test_a_replica_that_says_nothing_is_shown_with_the_reason(
     assert "expected JSON" in row["reason"]
 
 
+@pytest.mark.slow
 def test_a_set_is_named_where_there_are_several(scene: Scene) -> None:
     """And where there is none, the error says so."""
     none = r"no replica set below /meta/replicas: 'metaq replicas init' .* --zk-root"
@@ -228,6 +230,7 @@ def test_a_zookeeper_that_is_away_is_named(scene: Scene) -> None:
         replicas.show_replicas(target, None, as_json=False)
 
 
+@pytest.mark.slow
 def test_replicas_come_and_go(scene: Scene) -> None:
     """And the minimum with them; repeated, nothing changes."""
     scene.write(LED)
@@ -246,6 +249,7 @@ def test_replicas_come_and_go(scene: Scene) -> None:
         replicas.remove(scene.target, 3, None, 2)
 
 
+@pytest.mark.slow
 def test_a_leader_is_asked_to_hand_over(scene: Scene) -> None:
     """The exit code says whether the other one leads."""
     show_set(scene)
@@ -260,6 +264,7 @@ def test_a_leader_is_asked_to_hand_over(scene: Scene) -> None:
         replicas.transfer(scene.target, 3, None)
 
 
+@pytest.mark.slow
 def test_a_replica_is_forced_to_lead_after_what_is_lost_was_shown(
     scene: Scene, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -302,6 +307,7 @@ def test_what_no_replica_can_say_is_lost_is_named_before_a_replica_is_forced(
     )
 
 
+@pytest.mark.slow
 def test_groups_go_on_at_the_log_ends_of_a_replica_that_is_forced_to_lead(
     scene: Scene, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -359,6 +365,7 @@ def frozen(scene: Scene, *copies: ReplicaFacts) -> None:
         scene.show(each, state=PresenceState.FROZEN)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_older", [True, False])
 def test_a_lost_record_is_made_again_from_the_copies(
     scene: Scene, has_older: bool, capsys: pytest.CaptureFixture[str]
@@ -413,6 +420,7 @@ def test_a_record_that_changed_while_the_operator_was_asked_is_not_restored(
     assert scene.record == claimed
 
 
+@pytest.mark.slow
 def test_copies_of_two_histories_are_not_mixed(scene: Scene) -> None:
     """Whose are not believed are stopped, and named as missing."""
     one, other = (FIRST.at(6, nonce, leader=1) for nonce in ("a", "b"))
@@ -477,6 +485,7 @@ def join(scene: Scene, path: Path, *, is_discarding: bool = True) -> bool:
     )
 
 
+@pytest.mark.slow
 def test_a_set_is_made_from_the_data_of_one_broker(
     scene: Scene, data_of_a_broker: Path, tmp_path: Path
 ) -> None:
@@ -548,6 +557,7 @@ def test_settings_without_a_replica_are_refused(scene: Scene, tmp_path: Path) ->
         init(scene, path)
 
 
+@pytest.mark.slow
 def test_data_that_is_no_part_of_a_set_is_discarded_on_request(
     scene: Scene, data_of_a_broker: Path, tmp_path: Path
 ) -> None:

@@ -88,6 +88,7 @@ async def is_well(rig: Replicas, *, has_pair: bool) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_the_history_of_those_that_lead_is_believed(tmp_path: Path) -> None:
     """The other replica is stopped, discards what it has, and joins."""
 
@@ -105,6 +106,7 @@ def test_the_history_of_those_that_lead_is_believed(tmp_path: Path) -> None:
     run(scenario)
 
 
+@pytest.mark.slow
 def test_the_history_of_the_one_that_was_forced_is_believed(tmp_path: Path) -> None:
     """The others are stopped; it is forced to lead where it does not by itself."""
 
@@ -123,6 +125,7 @@ def test_the_history_of_the_one_that_was_forced_is_believed(tmp_path: Path) -> N
     run(scenario)
 
 
+@pytest.mark.slow
 def test_a_replica_that_is_left_alone_with_a_lost_record_is_forced_to_lead(
     tmp_path: Path,
 ) -> None:
@@ -151,6 +154,7 @@ def test_a_replica_that_is_left_alone_with_a_lost_record_is_forced_to_lead(
     run(scenario)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_committed", [True, False])
 def test_a_member_that_runs_while_a_replica_is_forced_loses_no_new_message(
     caplog: pytest.LogCaptureFixture, has_committed: bool

@@ -14,6 +14,7 @@ ONE_BROKER = {
 }
 
 
+@pytest.mark.slow
 def test_a_reply_is_printed_as_it_came(
     capfdbinary: pytest.CaptureFixture[bytes],
 ) -> None:

@@ -56,6 +56,7 @@ def listing(
     return json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.slow
 def test_lines_wait_and_are_listed_and_taken_back(
     target: Target, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -88,6 +89,7 @@ def test_lines_wait_and_are_listed_and_taken_back(
         cancel(target, "order", late, is_dry=False, is_sure=True, as_json=True)
 
 
+@pytest.mark.slow
 def test_times_that_are_none_are_refused(
     broker: EmbeddedBroker, target: Target, tmp_path: Path
 ) -> None:

@@ -60,6 +60,7 @@ def messages(broker: AnyBroker) -> list[Message]:
         return list(client.browse("logs"))
 
 
+@pytest.mark.slow
 def test_lines_of_one_file_stay_in_order(
     broker: AnyBroker,
     target: Target,
@@ -88,6 +89,7 @@ def test_lines_of_one_file_stay_in_order(
     assert len({message.partition for message in found}) == 1
 
 
+@pytest.mark.slow
 def test_the_place_is_kept_after_the_lines_are_stored(
     broker: AnyBroker,
     target: Target,

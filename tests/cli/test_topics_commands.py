@@ -34,6 +34,7 @@ def options(partitions: int, **settings: str) -> TopicOptions:
     return TopicOptions(partitions=partitions, served_by=None, settings=settings)
 
 
+@pytest.mark.slow
 def test_a_topic_is_made_and_shown(
     target: Target, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -94,6 +95,7 @@ def test_a_misspelt_setting_has_a_hint(target: Target) -> None:
         topics.describe(target, "t", as_json=False)
 
 
+@pytest.mark.slow
 def test_the_name_may_be_typed_at_a_terminal(target: Target) -> None:
     """The name is asked for only at a terminal."""
     topics.create(target, "orders", options(1), as_json=False)
@@ -109,6 +111,7 @@ def test_the_name_may_be_typed_at_a_terminal(target: Target) -> None:
     assert done.stderr.endswith("metaq: topic orders is deleted\n")
 
 
+@pytest.mark.slow
 def test_scheduled_messages_of_a_deleted_topic_are_counted(
     target: Target, broker: Any
 ) -> None:

@@ -72,6 +72,7 @@ def listed(
     return rows, [line for line in lines if "\t" not in line]
 
 
+@pytest.mark.slow
 def test_a_group_and_its_dead_members_are_named_and_settled(
     broker: Broker,
     target: Target,

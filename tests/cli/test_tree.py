@@ -26,6 +26,7 @@ def test_help_shows_the_commands_in_groups() -> None:
     assert [name for name in named if f"\n  {name} " not in shown] == []
 
 
+@pytest.mark.slow
 def test_a_command_loads_its_own_modules() -> None:
     """A client's command starts without a broker's parts, and those of replicas."""
     program = """

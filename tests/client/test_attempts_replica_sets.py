@@ -54,6 +54,7 @@ def test_a_code_says_that_a_put_is_not_stored(word: str, status: int) -> None:
     assert caught.value.refresh_metadata == (word == NOT_LEADER)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("word", KINDS)
 def test_a_refused_put_is_sent_until_the_leader_takes_it(
@@ -74,6 +75,7 @@ def test_a_refused_put_is_sent_until_the_leader_takes_it(
     assert sorted(leader.payloads()) == [b"0", b"1", b"2"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("word", KINDS)
 def test_a_refusal_that_lasts_ends_at_the_deadline_as_not_stored(

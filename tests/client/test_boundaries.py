@@ -107,6 +107,7 @@ def random_payload(rng: random.Random) -> bytes:
     return rng.randbytes(int(rng.expovariate(1 / 2000)))
 
 
+@pytest.mark.slow
 def test_it_is_where_the_list_of_all_messages_says(
     start_broker: StartBroker, rng: random.Random
 ) -> None:
@@ -151,6 +152,7 @@ def nearest(broker: AnyBroker, *offsets: int) -> list[list[int]]:
     return asked(broker, ask)[0]
 
 
+@pytest.mark.slow
 def test_an_offset_is_a_boundary_or_its_neighbours_are_named(
     start_broker: StartBroker, rng: random.Random
 ) -> None:
@@ -171,6 +173,7 @@ def test_an_offset_is_a_boundary_or_its_neighbours_are_named(
     assert nearest(broker, *questions) == answers
 
 
+@pytest.mark.slow
 def test_an_offset_outside_the_log_is_refused_with_its_ends(
     start_broker: StartBroker,
 ) -> None:
@@ -189,6 +192,7 @@ def offset_after(broker: AnyBroker) -> Offset:
     return Offset(found)
 
 
+@pytest.mark.slow
 def test_the_work_does_not_grow_with_the_log(start_broker: StartBroker) -> None:
     """Ten back of a log of 40 MB: a window at most, and a few questions."""
     broker = start_broker({"test": 1})
@@ -206,6 +210,7 @@ def test_the_work_does_not_grow_with_the_log(start_broker: StartBroker) -> None:
     assert counts.size_bytes <= few.size_bytes + bound
 
 
+@pytest.mark.slow
 def test_offsets_outside_the_log_are_taken_for_its_ends(
     start_broker: StartBroker,
 ) -> None:
@@ -234,6 +239,7 @@ def java(start_metaq_1_4: StartBroker) -> Any:
     return start_metaq_1_4()
 
 
+@pytest.mark.slow
 def test_an_offset_after_damage_is_a_boundary(java: Any) -> None:
     """So is the place at which damage begins: a group goes on there, or after it."""
     offsets = java.put(*(b"%02d" % number + bytes(100) for number in range(10)))
@@ -245,6 +251,7 @@ def test_an_offset_after_damage_is_a_boundary(java: Any) -> None:
     assert nearest(java, offsets[7] + 1, offsets[8] + 1) == beside
 
 
+@pytest.mark.slow
 def test_a_log_whose_start_was_deleted_ends_there(java: Any) -> None:
     """The first message that there still is; small answers of a get do not matter."""
     java.put(b"a", b"b")
@@ -257,6 +264,7 @@ def test_a_log_whose_start_was_deleted_ends_there(java: Any) -> None:
     assert found == [kept[2], kept[0], kept[0], kept[0], kept[0]]
 
 
+@pytest.mark.slow
 def test_messages_larger_than_a_window_are_found(java: Any, rng: random.Random) -> None:
     """A message may be of any size, and hold what ends like records."""
     inner = encode_record(b"inner", id=MessageId(7), flag=0)
@@ -268,6 +276,7 @@ def test_messages_larger_than_a_window_are_found(java: Any, rng: random.Random) 
     assert found == list(reversed(offsets))
 
 
+@pytest.mark.slow
 def test_what_looks_like_records_within_a_message_is_none(java: Any) -> None:
     """A message that holds a whole log of small messages counts as one."""
     inner = b"".join(
@@ -280,6 +289,7 @@ def test_what_looks_like_records_within_a_message_is_none(java: Any) -> None:
     assert found == [offsets[-1], offsets[-2], offsets[-3], offsets[-300]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [None, 40])
 def test_damage_after_the_answer_is_an_error_that_names_it(
     java: Any, length: int | None

@@ -97,6 +97,7 @@ def test_browsing_reads_the_chosen_partitions_from_the_chosen_start(
             list(client.browse("two", partitions=[name]))
 
 
+@pytest.mark.slow
 def test_an_empty_topic_has_no_messages_and_an_unknown_one_no_broker(
     broker: Any, client: Any
 ) -> None:
@@ -110,6 +111,7 @@ def test_an_empty_topic_has_no_messages_and_an_unknown_one_no_broker(
             list(other.browse("nothing"))
 
 
+@pytest.mark.slow
 def test_finding_the_topic_takes_from_the_time_of_the_first_messages(
     broker: Any, client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -263,6 +265,7 @@ def test_one_get_is_ahead_of_the_caller_and_no_more(
     assert gets_of(java) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", ["sync", "async"])
 def test_an_outage_met_ahead_of_the_caller_may_be_over(java: Any, world: str) -> None:
     java.inner.metaq.transfer_bytes_max = 30
@@ -273,6 +276,7 @@ def test_an_outage_met_ahead_of_the_caller_may_be_over(java: Any, world: str) ->
         assert payloads(list(client.browse("test"))) == [b"a", b"b"]
 
 
+@pytest.mark.slow
 def test_an_outage_that_goes_on_is_told(java: Any) -> None:
     java.inner.metaq.transfer_bytes_max = 30
     java.put(b"a", b"b", b"c")
@@ -304,6 +308,7 @@ def test_damage_ends_browsing_behind_what_is_good(java: Any, java_client: Any) -
         next(messages)
 
 
+@pytest.mark.slow
 def test_browsing_survives_lost_connections(java: Any, java_client: Any) -> None:
     java.inner.metaq.transfer_bytes_max = 60
     wanted = [b"%d" % number for number in range(20)]
@@ -400,6 +405,7 @@ def test_topics_and_partitions_are_listed_in_numeric_order(
     assert client.partitions("nothing") == ()
 
 
+@pytest.mark.slow
 def test_topics_and_partitions_come_from_zookeeper_too(broker: Any) -> None:
     for world in WORLDS.values():
         with world(**broker.client_options) as client:

@@ -32,6 +32,7 @@ def client(request: pytest.FixtureRequest, broker: Any) -> Iterator[Any]:
         yield one
 
 
+@pytest.mark.slow
 def test_the_newest_of_a_topic_come_oldest_first(broker: Any, client: Any) -> None:
     """As `tail` shows them, whichever partitions they are of."""
     wanted = [b"%d" % number for number in range(12)]
@@ -49,6 +50,7 @@ def test_a_topic_without_messages_has_no_newest(broker: Any, client: Any) -> Non
     assert list(client.browse("two", last=3)) == []
 
 
+@pytest.mark.slow
 def test_following_begins_with_the_newest(broker: Any, client: Any) -> None:
     """Then comes what is put later, in any partition."""
     for number in range(6):
@@ -63,6 +65,7 @@ def test_following_begins_with_the_newest(broker: Any, client: Any) -> None:
     assert payloads(found) == [b"4", b"5", b"6", b"7"]
 
 
+@pytest.mark.slow
 def test_a_span_of_time_has_a_beginning_and_an_end(broker: Any, client: Any) -> None:
     """Of each partition; the end is left out."""
     moments = []
@@ -113,6 +116,7 @@ def test_what_does_not_go_together_is_refused(
         list(client.browse("two", **options))
 
 
+@pytest.mark.slow
 def test_the_newest_of_many_are_read_alone(start_broker: StartBroker) -> None:
     """Ten of 60 MB: what the brokers send is a few windows."""
     broker = start_broker({"test": 1})
@@ -125,6 +129,7 @@ def test_the_newest_of_many_are_read_alone(start_broker: StartBroker) -> None:
     assert connection.received_bytes < 5_000_000
 
 
+@pytest.mark.slow
 def test_messages_of_several_brokers_come_in_the_order_of_time(tmp_path: Any) -> None:
     """Brokers number by the wall clock."""
     zookeeper = MemoryZooKeeper()

@@ -102,6 +102,7 @@ def test_a_partition_that_its_broker_lacks_is_refused_at_once(
     ask(broker, require)
 
 
+@pytest.mark.slow
 def test_a_partition_of_a_broker_that_is_away_is_waited_for(
     broker: AnyBroker,
 ) -> None:
@@ -146,6 +147,7 @@ def test_a_topic_that_is_half_registered_is_waited_for(broker: AnyBroker) -> Non
     assert ask(broker, wait) == (0, 2)
 
 
+@pytest.mark.slow
 def test_a_topic_that_is_closed_to_readers_takes_half_of_the_time(
     broker: AnyBroker,
 ) -> None:
@@ -171,6 +173,7 @@ def test_a_topic_that_is_closed_to_readers_takes_half_of_the_time(
     wait_until(is_time_left)
 
 
+@pytest.mark.slow
 def test_a_whole_cluster_is_waited_for(broker: AnyBroker) -> None:
     """At the deadline the error names what is recorded and not served."""
     broker.zookeeper.write("/meta/catalog/partitions/test/7", b"1")
@@ -187,6 +190,7 @@ def test_a_whole_cluster_is_waited_for(broker: AnyBroker) -> None:
     ask(broker, read)
 
 
+@pytest.mark.slow
 def test_a_topic_that_takes_no_puts_is_named(broker: AnyBroker) -> None:
     """Known to readers, so it is waited for; one that nobody has had is not."""
     register(broker, "sub", "old", 1)

@@ -228,6 +228,7 @@ def test_closing_the_client_inside_a_loop_does_not_wait_for_itself(
         consumer.receive(1)
 
 
+@pytest.mark.slow
 def test_statistics_may_be_asked_while_partitions_come_and_go(
     broker: AnyBroker, client: Client
 ) -> None:
@@ -296,6 +297,7 @@ def test_a_client_that_cannot_start_leaves_no_thread() -> None:
     wait_until(lambda: set(threading.enumerate()) <= before)
 
 
+@pytest.mark.slow
 def test_a_call_has_a_timeout(broker: AnyBroker) -> None:
     # A client that asked its brokers often would know that there is none to be asked.
     with Client(brokers=[broker.address], **{**QUICK, "metadata_s": 30.0}) as client:
@@ -307,6 +309,7 @@ def test_a_call_has_a_timeout(broker: AnyBroker) -> None:
             client.get("test", "0-0", 0, timeout=0.05)  # type: ignore[arg-type]  # an int
 
 
+@pytest.mark.slow
 def test_nothing_leaks_from_clients_that_come_and_go(broker: AnyBroker) -> None:
     broker.put(*(b"%d" % n for n in range(10)))
 
@@ -345,6 +348,7 @@ def test_nothing_leaks_from_consumers_that_come_and_go(
     assert len(parts_of(client).metadata._listeners) <= 2  # type: ignore[attr-defined]  # by address
 
 
+@pytest.mark.slow
 def test_closing_the_client_ends_calls_that_wait_in_other_threads(
     broker: AnyBroker,
 ) -> None:

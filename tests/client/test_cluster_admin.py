@@ -94,6 +94,7 @@ async def join(
     return member.member
 
 
+@pytest.mark.slow
 def test_a_group_is_described(broker: AnyBroker) -> None:
     """Members, owners, offsets and lag; a partition without an owner shows."""
     fill(broker)
@@ -122,6 +123,7 @@ def test_a_group_is_described(broker: AnyBroker) -> None:
     assert (second.committed, second.lag, second.problem) == (None, nothing, None)
 
 
+@pytest.mark.slow
 def test_an_offset_behind_the_log_end_has_no_lag(broker: AnyBroker) -> None:
     """Of a log that was cut, and of a partition that nothing was put to."""
     fill(broker)
@@ -190,6 +192,7 @@ def test_without_zookeeper_there_are_no_groups(broker: AnyBroker) -> None:
         asyncio.run(run())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("goal", "offset"),
     [
@@ -233,6 +236,7 @@ def test_a_partition_without_a_log_begins_at_0(
     assert found == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("offset", "text"),
     [
@@ -254,6 +258,7 @@ def test_an_offset_that_is_none_is_refused(
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("status", "text", "kind", "said"),
     [
@@ -306,6 +311,7 @@ def test_a_broker_that_cannot_say_where_messages_begin_is_told_as_it_says(
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_a_reset_is_planned_then_written(broker: AnyBroker) -> None:
     """The plan says old and new; nothing changes before it is carried out."""
     fill(broker)
@@ -360,6 +366,7 @@ def test_a_reset_mends_a_node_that_holds_no_offset(broker: AnyBroker) -> None:
     with_context(broker, work)
 
 
+@pytest.mark.slow
 def test_a_consumer_goes_on_where_a_reset_says(broker: AnyBroker) -> None:
     """The next member of the group begins at the written offset."""
     fill(broker)

@@ -170,6 +170,7 @@ def test_the_end_of_the_loop_ends_the_futures(is_begun: bool) -> None:
         assert isinstance(future.exception(), ClosedError)
 
 
+@pytest.mark.slow
 def test_orders_of_other_threads_end_with_the_loop_s_thread() -> None:
     """Whatever they meet: answered, or closed; and a closed loop takes none."""
     thread = LoopThread("orders")

@@ -77,6 +77,7 @@ def test_after_a_clean_end_the_next_member_goes_on_behind_it(
         assert payloads(take(consumer, 6)) == numbered(4, 10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("place", "name"),
     [
@@ -452,6 +453,7 @@ def test_what_lies_behind_damage_is_not_skipped_when_answers_are_short(
         assert consumer.statistics().missing_bytes == offsets[1] - offsets[0]
 
 
+@pytest.mark.slow
 def test_a_log_whose_start_moves_on_is_followed_and_the_gap_is_told(
     java: Any, java_client: Any
 ) -> None:
@@ -595,6 +597,7 @@ def test_a_consumer_whose_named_broker_never_answered_is_not_well(
         wait_until(lambda: consumer.health().is_ok)
 
 
+@pytest.mark.slow
 def test_partitions_of_a_broker_that_the_cluster_has_lost_are_told(
     start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

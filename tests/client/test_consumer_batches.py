@@ -50,6 +50,7 @@ def async_of(consumer: Any) -> AsyncConsumer:
 # -- full lists -----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_full_list_is_of_several_gets(broker: Any, client: Any) -> None:
     """In order, and handled when the next one is requested."""
     broker.put(*wide(0, 60))

@@ -145,6 +145,7 @@ def test_an_offset_of_no_message_is_refused(broker: AnyBroker, client: Any) -> N
         assert consumer.committed([ZERO]) == {ZERO: first.next_offset}
 
 
+@pytest.mark.slow
 def test_offsets_at_hand_are_committed_without_their_broker(
     broker: AnyBroker, client: Any
 ) -> None:
@@ -240,6 +241,7 @@ class LateOffsets(MemoryOffsets):
         return await super().commit(*args, **more)
 
 
+@pytest.mark.slow
 def test_a_rollback_goes_to_what_is_being_committed(
     broker: AnyBroker, client: Any
 ) -> None:
@@ -357,6 +359,7 @@ def test_a_lost_session_refuses_what_its_messages_name(
 # -- without waiting ------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_commits_without_waiting_end_and_are_few(
     broker: AnyBroker, client: Any
 ) -> None:
@@ -410,6 +413,7 @@ def test_a_close_after_it_takes_the_commit_along(
     assert isinstance(late.exception(PATIENCE_S), OwnershipLostError)
 
 
+@pytest.mark.slow
 def test_the_end_of_the_client_ends_every_future(broker: AnyBroker, world: Any) -> None:
     """Threads that commit while it closes hear of it one way or the other."""
     broker.put(*SIX)

@@ -64,6 +64,7 @@ def wait_no_lag(consumer: Any) -> None:
     wait_until(lambda: all(each.bytes == 0 for each in consumer.lag().values()))
 
 
+@pytest.mark.slow
 def test_what_matches_comes_in_order_and_the_rest_is_committed_past(
     client: Any,
 ) -> None:
@@ -85,6 +86,7 @@ def test_what_matches_comes_in_order_and_the_rest_is_committed_past(
         assert payloads(take(consumer, 2)) == matches(range(100, 120))
 
 
+@pytest.mark.slow
 def test_a_partition_without_a_match_is_neither_behind_nor_stuck(
     client: Any,
 ) -> None:
@@ -104,6 +106,7 @@ def test_a_partition_without_a_match_is_neither_behind_nor_stuck(
         assert consumer.statistics().delivered_count == 0
 
 
+@pytest.mark.slow
 def test_a_message_that_is_handled_long_holds_back_what_does_not_match(
     client: Any,
 ) -> None:
@@ -130,6 +133,7 @@ def handled(consumer: Any) -> int:
     return int(consumer.fetch_buffer.handled()[ZERO].offset)
 
 
+@pytest.mark.slow
 def test_a_filter_of_ones_own_sees_what_matches(client: Any) -> None:
     """And its refusals count as handled, too."""
     send(client, range(100))
@@ -147,6 +151,7 @@ def test_a_filter_of_ones_own_sees_what_matches(client: Any) -> None:
         assert consumer.statistics().filtered_count >= 5
 
 
+@pytest.mark.slow
 def test_lists_and_batches_have_matches_alone(client: Any) -> None:
     """A batch of one partition after the other is committed past the rest."""
     for topic in ("test", "two"):
@@ -165,6 +170,7 @@ def test_lists_and_batches_have_matches_alone(client: Any) -> None:
         assert consumer.receive(0.05) is None
 
 
+@pytest.mark.slow
 def test_messages_larger_than_a_get_come_or_are_passed_over(client: Any) -> None:
     """Those that are put together from several gets, between others."""
     options: dict[str, Any] = {"where": "tag = 'a'", "fetch_bytes": 65536, **IDLE}
@@ -179,6 +185,7 @@ def test_messages_larger_than_a_get_come_or_are_passed_over(client: Any) -> None
     assert {one.tag for one in found} == {"a"}
 
 
+@pytest.mark.slow
 def test_a_seek_goes_on_with_the_next_match(client: Any) -> None:
     """To the start, or to a message that does not match."""
     send(client, range(30))
@@ -191,6 +198,7 @@ def test_a_seek_goes_on_with_the_next_match(client: Any) -> None:
         assert payloads(take(consumer, 3)) == matches(range(30))
 
 
+@pytest.mark.slow
 def test_browse_yields_what_matches(client: Any) -> None:
     """Up to the end, from one partition or all, and for ever."""
     send(client, range(50))
@@ -206,6 +214,7 @@ def test_browse_yields_what_matches(client: Any) -> None:
     following.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [0, 1, 3, 5, 9])
 def test_the_newest_are_the_newest_that_match(client: Any, count: int) -> None:
     """However far back they lie; all of them, where there are no more."""
@@ -220,6 +229,7 @@ def test_the_newest_are_the_newest_that_match(client: Any, count: int) -> None:
         following.close()
 
 
+@pytest.mark.slow
 def test_the_newest_that_match_are_of_all_partitions(
     client: Any, broker: AnyBroker
 ) -> None:
@@ -233,6 +243,7 @@ def test_the_newest_that_match_are_of_all_partitions(
     assert payloads(newest) == [b"28", b"32", b"36"]
 
 
+@pytest.mark.slow
 def test_a_broker_of_ours_sends_what_matches_alone(
     broker: AnyBroker, client: Any
 ) -> None:
@@ -255,6 +266,7 @@ def test_a_broker_of_ours_sends_what_matches_alone(
         assert statistics.filtered_count == 98
 
 
+@pytest.mark.slow
 def test_a_match_that_is_damaged_on_the_way_costs_two_gets(
     broker: AnyBroker, client: Any
 ) -> None:
@@ -339,6 +351,7 @@ def test_a_log_whose_start_moved_is_read_on_from_there(
     assert f"old=0 new={lost}: the bytes between were deleted unread" in error.message
 
 
+@pytest.mark.slow
 def test_members_share_what_matches(client: Any) -> None:
     """And those that stay get all of it."""
     send(client, range(50), "two")
@@ -385,6 +398,7 @@ def test_a_list_has_one_tag_or_each_its_own(client: Any) -> None:
     assert last.data == b"more"
 
 
+@pytest.mark.slow
 def test_members_have_one_filter(client: Any) -> None:
     """Another member is refused with both; the first one reads on."""
     send(client, range(10))

@@ -94,6 +94,7 @@ def stored(broker: AnyBroker, number: int, group: str = "g") -> bytes:
     return b"" if node is None else node.data
 
 
+@pytest.mark.slow
 def test_a_group_shares_and_hands_over(broker: AnyBroker) -> None:
     """Two share; one leaves, the other takes over; a third goes on where they were."""
 
@@ -251,6 +252,7 @@ def test_what_the_user_set_back_comes_again_after_a_lost_session(
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_what_is_set_back_long_after_a_lost_session_comes_again(
     broker: AnyBroker,
 ) -> None:
@@ -399,6 +401,7 @@ def test_a_session_lost_before_the_first_commit_passes_over_nothing(
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_a_message_being_handled_is_waited_for_and_committed(
     broker: AnyBroker,
 ) -> None:
@@ -431,6 +434,7 @@ def test_a_message_being_handled_is_waited_for_and_committed(
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_a_late_commit_of_a_former_owner_is_refused(broker: AnyBroker) -> None:
     """A handler that takes longer than the bound loses its partition, with an error."""
 
@@ -505,6 +509,7 @@ def test_fixed_partitions_are_read_without_a_group(broker: AnyBroker) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_a_broadcast_reaches_every_machine(
     broker: AnyBroker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -31,6 +31,7 @@ BROKEN_WALKS: Final = 200
 """One of seven finds the rule that is found least often; the order of sets differs."""
 
 
+@pytest.mark.slow
 def test_nothing_is_skipped_and_nothing_comes_again_that_may_not() -> None:
     """In any walk; another run has other ones."""
     rng = random.Random(SEED)
@@ -43,11 +44,13 @@ def test_nothing_is_skipped_and_nothing_comes_again_that_may_not() -> None:
         assert done.steps_done >= STEPS
 
 
+@pytest.mark.slow
 def test_a_commit_that_waits_for_its_broker_is_not_of_the_next_assignment() -> None:
     """The check of an explicit offset lasted over a lost session in this walk."""
     walk(2657433890, STEPS)
 
 
+@pytest.mark.slow
 def test_walks_do_what_they_are_for() -> None:
     """Messages are handed out, commits written, partitions change hands."""
     done = [walk(seed, STEPS) for seed in range(5)]
@@ -203,6 +206,7 @@ BROKEN: Final[list[tuple[Any, str, Callable[..., Any], str]]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("place", "name", "breaking", "text"),
     [pytest.param(*each, id=each[2].__name__) for each in BROKEN],

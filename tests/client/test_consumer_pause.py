@@ -58,6 +58,7 @@ def test_a_paused_partition_stays_and_the_others_go_on(
         assert payloads(consumer.receive_many(20, 60, fill=True)) == numbered(0, 20)
 
 
+@pytest.mark.slow
 def test_no_get_is_sent_for_a_paused_partition(broker: Any, client: Any) -> None:
     """The answer to a get that was in flight stays in the buffer."""
     with client.consumer("g", ["test"], **IDLE) as consumer:

@@ -285,6 +285,7 @@ HUGE = struct.pack(">iiqi", 2_000_000_000, 123, 5, 0)
 BOTH_NUMBERS = r"record of 2000000020 bytes \(at most 67108864 are fetched\)"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "filler",
     [HUGE, HUGE + b"x" * 100, bytes(20)],

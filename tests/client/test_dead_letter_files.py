@@ -82,6 +82,7 @@ def test_files_are_bounded_until_they_are_taken_away() -> None:
     assert after.count == 2
 
 
+@pytest.mark.slow
 def test_what_turns_out_to_be_too_large_holds_nobody_up(
     limited: AnyBroker, tmp_path: Path
 ) -> None:
@@ -115,6 +116,7 @@ def test_what_turns_out_to_be_too_large_holds_nobody_up(
     assert "at most 100 bytes, got " in fields["error"]
 
 
+@pytest.mark.slow
 def test_what_can_never_be_sent_is_not_spooled(
     limited: AnyBroker, tmp_path: Path
 ) -> None:

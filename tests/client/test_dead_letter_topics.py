@@ -41,6 +41,7 @@ def failing(client: Any) -> Any:
     return fail if isinstance(client, Client) else fail_async
 
 
+@pytest.mark.slow
 def test_a_run_without_its_topic_of_dead_letters_does_not_begin(
     client: Any, broker: AnyBroker
 ) -> None:
@@ -61,6 +62,7 @@ def test_a_run_without_its_topic_of_dead_letters_does_not_begin(
     assert broker.stored("test.dead") == [b"0"]
 
 
+@pytest.mark.slow
 def test_a_run_makes_its_topic_of_dead_letters_on_request(
     client: Any, broker: AnyBroker
 ) -> None:
@@ -76,6 +78,7 @@ def test_a_run_makes_its_topic_of_dead_letters_on_request(
     assert broker.stored("test.dead") == [b"0"]
 
 
+@pytest.mark.slow
 def test_a_run_begins_where_the_cluster_cannot_be_asked(
     client: Any, broker: AnyBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -158,6 +161,7 @@ def test_a_topic_that_matches_during_a_run_has_its_own_made_with_the_first_lette
         wait_until(lambda: broker.stored("tent.dead") == [b"0"])
 
 
+@pytest.mark.slow
 def test_a_topic_of_dead_letters_that_is_deleted_during_a_run_is_made_again(
     client: Any, broker: AnyBroker
 ) -> None:
@@ -204,6 +208,7 @@ def test_a_topic_is_made_for_dead_letters_alone() -> None:
         RetryPolicy(create_dead_letter_topic=True)
 
 
+@pytest.mark.slow
 def test_a_run_ends_though_a_handler_does_not(broker: AnyBroker) -> None:
     """It swallows its cancellation; its partition stays with it until it ends."""
     broker.put(b"0")

@@ -99,6 +99,7 @@ def by_run(consumer: Any, count: int) -> list[bytes]:
 WAYS = [by_loop, by_lists, by_run]
 
 
+@pytest.mark.slow
 def test_a_batch_that_finds_no_memory_is_delivered_later(
     broker: Any, members: MakeMember
 ) -> None:
@@ -111,6 +112,7 @@ def test_a_batch_that_finds_no_memory_is_delivered_later(
         assert by_loop(one, 10) == numbered(0, 10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_what_another_member_has_handled_is_skipped_and_counted(
     broker: Any, members: MakeMember, way: Callable[[Any, int], list[bytes]]
@@ -152,6 +154,7 @@ def test_batches_that_are_asked_about_keep_their_order(
     assert 1 < len(calls) < 12
 
 
+@pytest.mark.slow
 def test_a_batch_of_nothing_new_is_handled_at_once(
     broker: Any, members: MakeMember
 ) -> None:
@@ -219,6 +222,7 @@ def test_a_commit_has_the_ids_of_what_is_being_handled_remembered(
         wait_until(lambda: ids.statistics().key_count == 2)
 
 
+@pytest.mark.slow
 def test_seek_and_rollback_deliver_what_is_known(
     broker: Any, members: MakeMember
 ) -> None:
@@ -412,6 +416,7 @@ def test_a_partition_that_went_gets_nothing_of_what_was_asked_about() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_what_waits_is_bounded_and_the_rest_counted() -> None:
     async def scenario() -> None:
         last = WAITING_COUNT_MAX

@@ -74,6 +74,7 @@ def test_decided_is_committed_and_the_rest_rolled_back(
     assert client.admin().settle_group("g") == SettledGroup(0, 0, {"g_living": 1})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_follower", [False, True])
 def test_a_broker_that_is_away_is_no_broker_without_branches(
     started: Started, client: Any, has_follower: bool

@@ -100,6 +100,7 @@ def prepared(brokers: Brokers, group: str) -> list[Any]:
         return list(xa.recover())
 
 
+@pytest.mark.slow
 def test_each_batch_is_written_once_with_its_offsets(
     brokers: Brokers, client: Any, topics: tuple[str, str]
 ) -> None:
@@ -124,6 +125,7 @@ def test_each_batch_is_written_once_with_its_offsets(
     assert brokers[0].zookeeper.names(PATHS.group_tokens(source)) == ()
 
 
+@pytest.mark.slow
 def test_a_filter_leaves_out_what_is_not_written(
     brokers: Brokers, client: Any, topics: tuple[str, str]
 ) -> None:
@@ -414,6 +416,7 @@ def test_who_claims_a_partition_completes_what_is_decided_before_it_reads(
     assert prepared(brokers, source) == []
 
 
+@pytest.mark.slow
 def test_who_claims_a_partition_rolls_back_what_a_dead_member_left(
     brokers: Brokers, client: Any, topics: tuple[str, str]
 ) -> None:

@@ -78,6 +78,7 @@ def test_a_message_that_is_sent_on_has_one_routing_key(client: Any) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_message_with_a_time_waits_for_each_of_its_topics(client: Any) -> None:
     """Its receipt can be kept, and takes nothing back: it is of several messages."""
     admin = client.admin()
@@ -103,6 +104,7 @@ def test_a_message_with_a_time_waits_for_each_of_its_topics(client: Any) -> None
         events.send("nothing", b"a", delay="1h")
 
 
+@pytest.mark.slow
 def test_what_goes_nowhere_keeps_no_neighbour_from_its_topics(client: Any) -> None:
     """In a batch of many, each has its own outcome; the order is kept."""
     keys = [f"order.{n}" if n % 7 else "nothing" for n in range(100)]
@@ -144,6 +146,7 @@ def test_a_producer_and_a_transaction_may_send_to_an_exchange(client: Any) -> No
     assert data_of(client, "paid") == [b"b", b"c"]
 
 
+@pytest.mark.slow
 def test_a_producer_hears_of_what_goes_nowhere(client: Any) -> None:
     """Single puts, a batch, a transaction: an alternate topic takes them otherwise."""
     admin = client.admin()
@@ -228,6 +231,7 @@ def test_a_consumer_that_is_refused_leaves_its_group(client: Any) -> None:
     assert client.admin().describe_group("g").members == {}
 
 
+@pytest.mark.slow
 def test_a_reader_hears_of_an_exchange_that_is_made_later(client: Any) -> None:
     """A consumer that waits for its topic, and a worker whose topic went."""
     admin = client.admin()
@@ -247,6 +251,7 @@ def test_a_reader_hears_of_an_exchange_that_is_made_later(client: Any) -> None:
             queue.receive(10.0)
 
 
+@pytest.mark.slow
 def test_a_client_of_named_brokers_hears_of_exchanges() -> None:
     """It sends to them, and is refused where they are read; a pattern skips them."""
     with (
@@ -281,6 +286,7 @@ def is_refused(read: Callable[[Any], object], client: Client) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_a_name_that_is_free_again_is_read_as_a_topic(client: Any) -> None:
     """The exchange was deleted; its node is left."""
     admin = client.admin()
@@ -301,6 +307,7 @@ def test_wrong_arguments_are_named(client: Any) -> None:
         events.send(5, b"a")
 
 
+@pytest.mark.slow
 def test_an_exchange_that_there_is_not_is_named(client: Any) -> None:
     """As an exchange, and not as a topic that could be made."""
     with (

@@ -59,6 +59,7 @@ def rig() -> Iterator[tuple[EmbeddedBroker, Client]]:
 Rig = tuple[EmbeddedBroker, Client]
 
 
+@pytest.mark.slow
 def test_an_exchange_is_made_bound_and_deleted(rig: Rig) -> None:
     """Each call returns when the broker has it, and the topics list none of it."""
     _, client = rig
@@ -103,6 +104,7 @@ def test_a_name_is_a_topics_or_an_exchanges(rig: Rig) -> None:
         admin.create_exchange("events")
 
 
+@pytest.mark.slow
 def test_a_broker_of_metaq_1_4_has_no_exchange_made_or_bound(rig: Rig) -> None:
     """An exchange of its topic's name would get that topic's messages.
 
@@ -134,6 +136,7 @@ def test_a_broker_of_metaq_1_4_has_no_exchange_made_or_bound(rig: Rig) -> None:
         assert admin.exchanges() == {}
 
 
+@pytest.mark.slow
 def test_a_send_while_no_broker_is_there_says_so(rig: Rig) -> None:
     """It reads nothing, and is not advised to read other topics."""
     broker, client = rig
@@ -147,6 +150,7 @@ def test_a_send_while_no_broker_is_there_says_so(rig: Rig) -> None:
         events.send("a", b"x", timeout=0.3)
 
 
+@pytest.mark.slow
 def test_a_change_does_not_wait_for_a_broker_that_has_gone(rig: Rig) -> None:
     """It is named by ZooKeeper for a while yet, and refuses connections."""
     broker, client = rig
@@ -167,6 +171,7 @@ def test_a_change_does_not_wait_for_a_broker_that_has_gone(rig: Rig) -> None:
     end.join()
 
 
+@pytest.mark.slow
 def test_the_bindings_of_an_exchange_that_zookeeper_lost_can_be_found(rig: Rig) -> None:
     """The alarm says where: it is in effect still, and no command lists it."""
     broker, client = rig
@@ -208,6 +213,7 @@ def test_an_exchange_is_not_altered_as_a_topic(rig: Rig) -> None:
     assert "events" in admin.exchanges()
 
 
+@pytest.mark.slow
 def test_an_exchange_is_no_topic_of_a_queue_group(rig: Rig) -> None:
     """Neither its own nor that of its dead letters."""
     admin = rig[1].admin()
@@ -221,6 +227,7 @@ def test_an_exchange_is_no_topic_of_a_queue_group(rig: Rig) -> None:
         admin.create_queue_group("g", "events", then="drop")
 
 
+@pytest.mark.slow
 def test_a_topic_is_not_deleted_under_an_exchange(rig: Rig) -> None:
     """Neither a bound one nor the alternate, until nothing goes there."""
     admin = rig[1].admin()
@@ -240,6 +247,7 @@ def test_a_topic_is_not_deleted_under_an_exchange(rig: Rig) -> None:
     admin.delete_topic("left")
 
 
+@pytest.mark.slow
 def test_a_topic_is_not_deleted_under_what_a_newer_version_has_bound(rig: Rig) -> None:
     """Its version would send there, and be refused; other topics are deleted."""
     broker, client = rig
@@ -321,6 +329,7 @@ async def send_the_rest(admin: AsyncAdmin, topic: str) -> None:
     await admin.create_exchange(f"else-{topic}", alternate=topic)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("send_to", [bind, send_the_rest])
 def test_a_topic_is_sent_to_or_deleted_but_not_both(
     rig: Rig, send_to: Callable[[AsyncAdmin, str], Awaitable[None]]
@@ -354,6 +363,7 @@ def test_a_topic_is_sent_to_or_deleted_but_not_both(
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_a_deleted_exchange_takes_nothing_and_begins_anew(rig: Rig) -> None:
     """At once; bindings that its deletion has left are not those of the next one."""
     broker, client = rig
@@ -401,6 +411,7 @@ def test_what_cannot_be_is_refused_in_a_sentence(
     assert admin.exchanges()["events"].bindings == {}
 
 
+@pytest.mark.slow
 def test_headers_are_matched_all_or_any(rig: Rig) -> None:
     """A value of None is any value."""
     _, client = rig
@@ -416,6 +427,7 @@ def test_headers_are_matched_all_or_any(rig: Rig) -> None:
     assert [each.data for each in client.browse("paid")] == [b"a", b"b"]
 
 
+@pytest.mark.slow
 def test_what_a_newer_version_has_made_is_named_and_is_no_topic(
     rig: Rig, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -502,6 +514,7 @@ def test_a_second_broker_with_the_exchange_is_no_topic_of_its_name(rig: Rig) -> 
     assert "a topic on broker 9, where" in status().definition_problems[0]
 
 
+@pytest.mark.slow
 def test_a_deleted_exchange_is_refused_as_one_after_a_restart(rig: Rig) -> None:
     """By its broker, whose copy of the definitions has it."""
     broker, client = rig
@@ -514,6 +527,7 @@ def test_a_deleted_exchange_is_refused_as_one_after_a_restart(rig: Rig) -> None:
         topics.resolve_put("events", 0)
 
 
+@pytest.mark.slow
 def test_a_broker_keeps_its_exchanges_without_zookeeper() -> None:
     """The copy on its disk has them before a client can put."""
     with embedded_broker(topics=TOPICS) as broker:
@@ -529,6 +543,7 @@ def test_a_broker_keeps_its_exchanges_without_zookeeper() -> None:
             assert [each.data for each in client.browse("orders")] == [b"1"]
 
 
+@pytest.mark.slow
 def test_a_broker_that_is_drained_is_sent_no_message_of_an_exchange() -> None:
     """It is drained of all topics of the exchange; else it is to be found there.
 
@@ -562,6 +577,7 @@ def test_a_broker_that_is_drained_is_sent_no_message_of_an_exchange() -> None:
             wait_until(lambda: sent_to() == {0, 1})
 
 
+@pytest.mark.slow
 def test_a_bound_topic_is_on_all_brokers() -> None:
     """A producer may send to any of them, and each of them has a change."""
     with (

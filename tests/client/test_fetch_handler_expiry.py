@@ -81,6 +81,7 @@ STEPS = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(STEPS)
 def test_nothing_expired_is_handed_out_and_nothing_else_is_passed_over(
@@ -213,6 +214,7 @@ def send(client: Any) -> None:
 READS = ["loop", "receive", "receive_many", "batches", "run"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", READS)
 def test_a_consumer_passes_over_expired_messages_and_commits_past_them(
     client: Any, broker: AnyBroker, how: str
@@ -272,6 +274,7 @@ def read(consumer: Any, how: str, count: int, found: list[bytes]) -> None:
             consumer.run(handle if is_async else handle_sync, timeout=0.2)
 
 
+@pytest.mark.slow
 def test_a_message_with_a_time_counts_from_its_delivery(
     client: Any, broker: AnyBroker
 ) -> None:

@@ -110,6 +110,7 @@ def test_what_always_comes_damaged_is_got_a_few_times(
     assert again_max + 1 <= proxy.flip_count <= again_max + 2
 
 
+@pytest.mark.slow
 def test_a_stored_offset_within_a_message_is_not_called_damage(
     broker: AnyBroker, client: Any, proxy: FlippingProxy, offsets: list[int]
 ) -> None:
@@ -162,6 +163,7 @@ def test_damage_on_the_disk_is_the_brokers_to_name(
     assert counts.error_count == 0
 
 
+@pytest.mark.slow
 def test_a_broker_that_cannot_say_it_now_is_asked_again(
     broker: AnyBroker, client: Any, proxy: FlippingProxy
 ) -> None:

@@ -116,6 +116,7 @@ def test_a_consumer_uses_nothing_of_it_and_says_so() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("filler", [bytes, lambda size: b"x" * min(size, 100)])
 def test_a_consumer_ends_over_a_header_that_claims_too_much(
     filler: Callable[[int], bytes],

@@ -120,6 +120,7 @@ def test_a_consumer_skips_at_once(scene: Scene, client: Any) -> None:
         assert statistics.missing_bytes == scene.end - scene.start
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["stop", "skip"])
 @pytest.mark.parametrize("world", ["sync", "async"])
 def test_handlers_hear_of_it_as_iterators_do(
@@ -218,6 +219,7 @@ def test_refusals_without_a_word_of_damage_end_with_the_watchdog(
     assert "a reader waits; the last get failed: Put message to " in text
 
 
+@pytest.mark.slow
 def test_a_scrub_that_finds_it_under_a_reader_is_heard_of(
     broker: Any, client: Any
 ) -> None:

@@ -46,6 +46,7 @@ def refuse(broker: Refusing, verb: str, count: int) -> None:
     broker.inject(FaultKind.REFUSE, verb=verb, count=count, status=503, body=BODY)
 
 
+@pytest.mark.slow
 def test_gets_go_on_where_they_were(
     broker: Refusing, client: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -63,6 +64,7 @@ def test_gets_go_on_where_they_were(
     assert [r for r in caplog.records if r.levelno >= logging.ERROR] == []
 
 
+@pytest.mark.slow
 def test_a_committed_offset_is_kept_until_the_log_is_known(
     broker: Refusing, client: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -82,6 +84,7 @@ def test_a_committed_offset_is_kept_until_the_log_is_known(
     assert [r for r in caplog.records if r.levelno >= logging.ERROR] == []
 
 
+@pytest.mark.slow
 def test_the_ends_of_a_log_are_asked_for_again(broker: Refusing) -> None:
     """Whoever asks waits for the answer, up to the deadline."""
     broker.add(b"x")

@@ -118,6 +118,7 @@ def test_a_missing_directory_is_the_disk_s_error(tmp_path: Path) -> None:
         commit(FileOffsets(tmp_path / "no" / "offsets"), "g", {ZERO: at(1)})
 
 
+@pytest.mark.slow
 def test_a_file_that_grows_too_large_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "offsets"
     large = "g" * (FILE_BYTES_MAX - 199)

@@ -52,6 +52,7 @@ def order(message: Message) -> tuple[int, Any, int]:
     return -(message.timestamp_ms or 0), message.partition, -message.offset
 
 
+@pytest.mark.slow
 def test_what_is_found_is_what_reading_finds(client: Any, seed: int) -> None:
     """Each key and header, the newest first, all of it or so many."""
     messages = send(client, 60, seed)
@@ -69,6 +70,7 @@ def test_what_is_found_is_what_reading_finds(client: Any, seed: int) -> None:
     assert list(of_one) == expected
 
 
+@pytest.mark.slow
 def test_an_iteration_goes_on_over_pages_and_may_end_early(client: Any) -> None:
     """Without a limit it ends at the log start."""
     with client.producer() as producer:
@@ -80,6 +82,7 @@ def test_an_iteration_goes_on_over_pages_and_may_end_early(client: Any) -> None:
     assert numbers == list(reversed(range(PAGE + 50)))
 
 
+@pytest.mark.slow
 def test_messages_are_found_within_times(broker: Any, client: Any) -> None:
     """A MetaQ 1.4 broker's have none, and are all in time."""
     send(client, 5, 1)
@@ -97,6 +100,7 @@ def test_messages_are_found_within_times(broker: Any, client: Any) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_message_is_found_by_its_id(broker: Any, client: Any) -> None:
     """Only its millisecond is read; an id of a Java broker tells none."""
     messages = send(client, 30, 3)
@@ -133,6 +137,7 @@ def test_a_message_of_a_transaction_is_found_by_its_id(
         list(client.find("test", id=wanted.id + 1, read_bytes_max=10))
 
 
+@pytest.mark.slow
 def test_reading_without_an_index_is_counted_and_bounded(client: Any) -> None:
     """The count grows to the bytes of the log; more than the bound is an error."""
     messages = send(client, 30, 4)
@@ -145,6 +150,7 @@ def test_reading_without_an_index_is_counted_and_bounded(client: Any) -> None:
         list(client.find("two", key="none", read_bytes_max=10))
 
 
+@pytest.mark.slow
 def test_an_empty_topic_has_nothing_and_an_unknown_one_no_broker(client: Any) -> None:
     """A partition without a log is none of an error."""
     assert list(client.find("two", key="a")) == []
@@ -165,6 +171,7 @@ def test_a_partition_that_no_broker_serves_is_refused(client: Any) -> None:
         list(client.find("two", key="a", partitions=["0-9"], timeout=0.5))
 
 
+@pytest.mark.slow
 def test_more_than_is_kept_of_a_partition_is_found(client: Any) -> None:
     """A broker that looks nothing up leaves nothing out."""
     with client.producer() as producer:

@@ -51,6 +51,7 @@ def found(client: Client, topic: str) -> list[bytes]:
     return by_key
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("topic", TOPICS)
 def test_messages_of_xa_are_found_from_their_commit_on(
     broker: EmbeddedBroker, client: Client, topic: str
@@ -84,6 +85,7 @@ def test_messages_of_xa_are_found_from_their_commit_on(
         assert consumer.receive(0.1) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("topic", TOPICS)
 def test_a_message_that_has_expired_is_found_and_is_not_delivered(
     client: Client, topic: str
@@ -107,6 +109,7 @@ def test_a_message_that_has_expired_is_found_and_is_not_delivered(
         assert queue.receive(0.1) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("topic", TOPICS)
 @pytest.mark.parametrize("word", [b"k", b"x"])
 def test_damage_is_never_passed_over_by_a_filter(

@@ -33,6 +33,7 @@ def know_cluster(client: Any) -> None:
     client.partitions("test")
 
 
+@pytest.mark.slow
 def test_a_topic_that_there_is_not_fails_the_future_and_its_callback_hears(
     client: Any,
 ) -> None:
@@ -56,6 +57,7 @@ def test_a_topic_that_there_is_not_fails_the_future_and_its_callback_hears(
         assert producer.statistics().buffered_count == 0
 
 
+@pytest.mark.slow
 def test_messages_wait_for_their_topic_and_keep_their_order(
     client: Any, broker: AnyBroker
 ) -> None:
@@ -76,6 +78,7 @@ def test_messages_wait_for_their_topic_and_keep_their_order(
     assert broker.stored("new") == [b"%d" % n for n in range(len(futures))]
 
 
+@pytest.mark.slow
 def test_waiting_messages_take_memory_and_nothing_else_blocks(client: Any) -> None:
     know_cluster(client)
     with client.producer(when_full="raise", buffer_count_max=2) as producer:
@@ -87,6 +90,7 @@ def test_waiting_messages_take_memory_and_nothing_else_blocks(client: Any) -> No
         producer.send("test", b"y", timeout=PATIENCE_S)
 
 
+@pytest.mark.slow
 def test_a_shorter_deadline_of_a_later_message_counts(client: Any) -> None:
     know_cluster(client)
     with client.producer() as producer:

@@ -59,6 +59,7 @@ def lead(zookeeper: MemoryZooKeeper, broker: AnyFake) -> None:
     zookeeper.write(LEADER, str(broker.address).encode())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", WORLDS)
 def test_what_a_former_leader_does_not_answer_goes_to_the_new_one(
     replicas: Pair, zookeeper: MemoryZooKeeper, world: str
@@ -83,6 +84,7 @@ def test_what_a_former_leader_does_not_answer_goes_to_the_new_one(
         assert future.done()
 
 
+@pytest.mark.slow
 def test_a_leader_that_is_back_in_time_keeps_its_connection(
     replicas: Pair, zookeeper: MemoryZooKeeper
 ) -> None:
@@ -120,6 +122,7 @@ def test_a_leader_that_is_back_in_time_keeps_its_connection(
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_a_question_to_a_leader_that_died_goes_to_the_next_one(
     successors: Pair, zookeeper: MemoryZooKeeper
 ) -> None:

@@ -75,6 +75,7 @@ def test_an_interrupt_that_wakes_nobody_is_heard_too(broker: AnyBroker) -> None:
         go_on.set()
 
 
+@pytest.mark.slow
 def test_an_interrupt_while_a_thread_begins_waits_for_its_handler(
     broker: AnyBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -83,6 +83,7 @@ async def run_until(
         task.result()
 
 
+@pytest.mark.slow
 def test_each_partition_is_handled_in_order_and_one_at_a_time(
     broker: AnyBroker,
 ) -> None:
@@ -583,6 +584,7 @@ def test_partitions_that_move_lose_and_repeat_nothing(
 # -- the sync world -------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_threads_handle_each_partition_in_order(broker: AnyBroker) -> None:
     texts = [b"%d" % n for n in range(20)]
     log, names = Log(), set()
@@ -632,6 +634,7 @@ def test_threads_stop_at_a_message_given_up(broker: AnyBroker) -> None:
     assert log.seen == {0: [b"bad"] * 3}
 
 
+@pytest.mark.slow
 def test_a_thread_that_cannot_be_started_is_not_waited_for(broker: AnyBroker) -> None:
     """The others end, and the call says what the system said."""
     ends: list[BaseException] = []
@@ -677,6 +680,7 @@ def test_the_failure_of_a_consumer_ends_its_run(broker: AnyBroker) -> None:
             consumer.run(lambda _: None, concurrency=3)
 
 
+@pytest.mark.slow
 def test_a_handler_that_fails_after_its_run_decides_nothing(broker: AnyBroker) -> None:
     """The next run is handed the message; no producer is left open."""
     begun, go_on = threading.Event(), threading.Event()

@@ -92,6 +92,7 @@ def test_a_run_that_ends_waits_for_handlers_that_are_at_work(
     wait_until(is_the_first_the_last)
 
 
+@pytest.mark.slow
 def test_a_run_waits_for_handlers_no_longer_than_it_was_told_to(
     broker: AnyBroker, client: Any
 ) -> None:

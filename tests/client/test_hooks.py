@@ -219,6 +219,7 @@ def test_an_on_assigned_that_raises_ends_reading(
 # -- revoked ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_on_revoked_commits_before_a_partition_moves(
     client: Any, other: Any, broker: AnyBroker, world: str
 ) -> None:
@@ -281,6 +282,7 @@ def test_a_hook_that_raises_commits_nothing_and_delays_nobody(
             assert book.count("on_lost") == 0
 
 
+@pytest.mark.slow
 def test_a_hook_that_hangs_is_passed_over_and_cannot_commit(
     client: Any, other: Any, broker: AnyBroker, world: str
 ) -> None:
@@ -318,6 +320,7 @@ def test_a_hook_that_hangs_is_passed_over_and_cannot_commit(
             assert reader.error is None
 
 
+@pytest.mark.slow
 def test_a_message_that_is_handled_for_too_long_takes_the_hooks_time(
     client: Any, other: Any, broker: AnyBroker, world: str
 ) -> None:
@@ -334,6 +337,7 @@ def test_a_message_that_is_handled_for_too_long_takes_the_hooks_time(
             assert book.count("on_revoked") == 0
 
 
+@pytest.mark.slow
 def test_hooks_of_a_thread_that_does_not_read_are_not_called_late(
     other: Any, broker: AnyBroker
 ) -> None:
@@ -497,6 +501,7 @@ def test_close_says_that_a_hook_raised(
     assert not broker.zookeeper.names(PATHS.members("g"))
 
 
+@pytest.mark.slow
 def test_close_ends_in_its_time_when_a_hook_hangs(
     client: Any, broker: AnyBroker, world: str
 ) -> None:
@@ -558,6 +563,7 @@ def test_a_hook_may_read_and_close_another_consumer(
         assert [one and one.data for one in found] == [b"1"]
 
 
+@pytest.mark.slow
 def test_run_calls_hooks_while_handlers_work(
     client: Any, other: Any, broker: AnyBroker, world: str
 ) -> None:

@@ -92,6 +92,7 @@ async def put_all(connection: BrokerConnection, count: int) -> list[int]:
     return offsets
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "misbehave",
     [
@@ -170,6 +171,7 @@ def test_an_unknown_outcome_is_called_unknown(
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_a_broker_is_found_at_the_same_port_and_at_another() -> None:
     """Through ZooKeeper the address changes; the pool connects wherever it is."""
 
@@ -245,6 +247,7 @@ def test_a_network_that_swallows_everything_is_noticed(broker: AnyBroker) -> Non
     through_proxy(broker, scenario, WATCHFUL)
 
 
+@pytest.mark.slow
 def test_a_trickling_network_is_slow_and_nothing_else(broker: AnyBroker) -> None:
     """Bytes that come one by one are still the same replies."""
 
@@ -257,6 +260,7 @@ def test_a_trickling_network_is_slow_and_nothing_else(broker: AnyBroker) -> None
     through_proxy(broker, scenario)
 
 
+@pytest.mark.slow
 def test_a_cut_and_a_refusing_network_end_in_a_new_connection(
     broker: AnyBroker,
 ) -> None:

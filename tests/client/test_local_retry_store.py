@@ -55,6 +55,7 @@ def kept(directory: Path, group: str) -> list[bytes]:
     return [message.data for message in stored if message is not None]
 
 
+@pytest.mark.slow
 def test_a_kept_message_is_handled_later_and_the_live_ones_meanwhile(
     broker: AnyBroker, tmp_path: Path
 ) -> None:
@@ -138,6 +139,7 @@ def closed_when(consumer: Consumer, condition: Callable[[], object]) -> Iterator
     closer.join()
 
 
+@pytest.mark.slow
 def test_what_is_kept_survives_and_is_handled_by_the_next_run(
     broker: AnyBroker, tmp_path: Path
 ) -> None:
@@ -208,6 +210,7 @@ def empty_buffer() -> FetchBuffer:
     )
 
 
+@pytest.mark.slow
 def test_what_the_disk_does_not_take_stays_in_the_partition() -> None:
     """The handler gets it no more; it is kept when there is room."""
     fs, seen = FaultyFileSystem(), []

@@ -122,6 +122,7 @@ async def history(seed: int) -> None:
     check(world, members)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(4))
 def test_members_by_turns_with_faults_write_each_input_once(part: int) -> None:
     """Two to five members claim, release, die; sessions, answers, owners are lost."""

@@ -236,6 +236,7 @@ def test_another_broker_at_the_same_address_takes_the_place() -> None:
     run(scenario)
 
 
+@pytest.mark.slow
 def test_a_silent_broker_does_not_delay_the_others_for_ever() -> None:
     """The first snapshot waits a bounded time, then speaks of those that answered."""
 
@@ -267,6 +268,7 @@ def test_a_topic_that_only_a_pattern_takes_has_one_partition_when_asked_for() ->
     run(scenario)
 
 
+@pytest.mark.slow
 def test_a_topic_that_nobody_serves_is_an_error_at_the_deadline() -> None:
     """It names the topic, the time and the brokers there are."""
 
@@ -298,6 +300,7 @@ def test_a_name_that_no_topic_can_have_is_refused_at_once() -> None:
     run(scenario)
 
 
+@pytest.mark.slow
 def test_nobody_there_is_no_snapshot_and_no_busy_loop() -> None:
     """Nothing is known, which is not the same as "there are no brokers"."""
 
@@ -442,6 +445,7 @@ def test_zookeeper_tells_of_a_topic_when_it_appears() -> None:
     with_zookeeper(scenario)
 
 
+@pytest.mark.slow
 def test_zookeeper_without_the_topic_is_an_error_at_the_deadline() -> None:
     """The same error with and without ZooKeeper."""
 
@@ -485,6 +489,7 @@ def test_a_topic_of_a_follower_alone_takes_no_puts_and_is_waited_for() -> None:
     with_zookeeper(scenario)
 
 
+@pytest.mark.slow
 def test_a_send_to_a_topic_of_a_follower_alone_takes_its_time() -> None:
     """It fails as one without any broker does, and not at once."""
 
@@ -502,6 +507,7 @@ def test_a_send_to_a_topic_of_a_follower_alone_takes_its_time() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_a_topic_that_there_is_not_has_near_names_and_a_command() -> None:
     """A typing mistake is seen, and a new topic can be made."""
 
@@ -523,6 +529,7 @@ def test_a_topic_that_there_is_not_has_near_names_and_a_command() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_a_cluster_without_a_broker_is_no_reason_to_make_a_topic() -> None:
     """It is not started, or the root is another: making the topic would fail too."""
 
@@ -541,6 +548,7 @@ def test_a_cluster_without_a_broker_is_no_reason_to_make_a_topic() -> None:
     with_zookeeper(scenario)
 
 
+@pytest.mark.slow
 def test_a_first_send_that_waits_for_its_topic_says_so(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -566,6 +574,7 @@ def test_a_first_send_that_waits_for_its_topic_says_so(
     ]
 
 
+@pytest.mark.slow
 def test_a_call_that_waits_for_zookeeper_says_so(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -619,6 +628,7 @@ def test_zookeeper_that_nobody_reaches_is_told_as_that() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_zookeeper_that_stops_to_answer_is_told_as_that() -> None:
     """Its session goes on, and nothing of the topic was read."""
 

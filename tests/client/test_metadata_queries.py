@@ -131,6 +131,7 @@ def test_a_count_that_begins_inside_a_record_is_refused(broker: AnyBroker) -> No
         ask(broker.client_options, count)
 
 
+@pytest.mark.slow
 def test_a_partition_of_a_broker_that_is_not_there_is_an_error_at_the_deadline(
     broker: AnyBroker,
 ) -> None:
@@ -145,6 +146,7 @@ def test_a_partition_of_a_broker_that_is_not_there_is_an_error_at_the_deadline(
         ask(broker.client_options, find)
 
 
+@pytest.mark.slow
 def test_what_waits_for_a_broker_that_is_not_there_ends_with_the_client(
     broker: AnyBroker,
 ) -> None:
@@ -206,6 +208,7 @@ def test_a_refusal_that_passes_is_asked_again() -> None:
     assert (found, left) == ([40], [])
 
 
+@pytest.mark.slow
 def test_a_refusal_that_goes_on_is_the_outcome() -> None:
     """In the broker's own words."""
     (found,), _ = ask_scripted(

@@ -100,6 +100,7 @@ def test_the_word_of_the_registered_leader_is_believed() -> None:
     run(scenario)
 
 
+@pytest.mark.slow
 def test_a_replica_that_leads_no_more_is_not_believed() -> None:
     """It is still registered, for a moment; the leader is waited for."""
 
@@ -130,6 +131,7 @@ def test_a_term_that_ends_under_the_question_is_no_answer() -> None:
     run(scenario)
 
 
+@pytest.mark.slow
 def test_a_set_without_a_leader_is_waited_for_until_the_deadline() -> None:
     """Then it is an error, no loss; the time may end within the last attempt."""
 

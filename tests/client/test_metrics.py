@@ -434,6 +434,7 @@ def scraped(port: int) -> dict[str, float]:
         return samples_of(page.read().decode())
 
 
+@pytest.mark.slow
 def test_a_port_answers_inside_the_block() -> None:
     with serve_metrics(Told(FULL), port=0) as port:
         assert EXPECTED.items() <= scraped(port).items()

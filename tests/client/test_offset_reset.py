@@ -290,6 +290,7 @@ def test_a_committed_offset_behind_the_log_is_given_up_aloud(
     assert "the log was replaced, or cut by a broker that lost data" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_committed_offset_of_a_partition_without_a_log_is_given_up_aloud(
     broker: Any, client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -313,6 +314,7 @@ def test_a_committed_offset_of_a_partition_without_a_log_is_given_up_aloud(
     assert outside in caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_redirected", [True, False])
 def test_what_a_metaq_1_4_broker_forgot_at_its_start_is_read_on(
     start_metaq_1_4: StartBroker,

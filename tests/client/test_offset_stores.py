@@ -209,6 +209,7 @@ def test_a_missing_table_is_an_error_unless_it_shall_be_made(
     assert load(SqlOffsets(url, "other"), "g", ZERO) == at(1)
 
 
+@pytest.mark.slow
 def test_a_commit_is_one_transaction(database: tuple[str, sa.Engine]) -> None:
     """When one row is refused, none is stored, and the error says so for all."""
     url, engine = database
@@ -275,6 +276,7 @@ def test_a_value_that_is_no_offset_is_an_error(
     assert load(SqlOffsets(url), "g", ZERO) == at(3)
 
 
+@pytest.mark.slow
 def test_errors_name_the_database_and_not_the_password() -> None:
     store = SqlOffsets("sqlite:////no/such/directory/x.db")
     with pytest.raises(OffsetStoreError, match=r"/no/such/directory/x\.db"):
@@ -285,6 +287,7 @@ def test_errors_name_the_database_and_not_the_password() -> None:
         assert "secret" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_without_sqlalchemy_one_sentence_says_what_to_install() -> None:
     program = (
         "import sys; sys.modules['sqlalchemy'] = None\n"

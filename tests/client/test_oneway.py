@@ -32,6 +32,7 @@ def test_a_one_way_message_arrives_as_it_was_when_it_was_sent(
     assert found == [(b"x", "a", b"k", {"h": b"1"})] * 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", WORLDS)
 def test_messages_of_both_kinds_keep_the_order_of_the_calls(
     start_broker: StartBroker, world: str
@@ -51,6 +52,7 @@ def test_messages_of_both_kinds_keep_the_order_of_the_calls(
     assert broker.stored("new") == [b"%d" % number for number in range(200)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", WORLDS)
 def test_waiting_for_a_topic_takes_memory_of_the_buffer_until_it_fails(
     start_broker: StartBroker, world: str

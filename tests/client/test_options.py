@@ -179,6 +179,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow
 def test_the_first_filter_on_a_loop_is_read_on_another_thread() -> None:
     """The parser takes a tenth of a second, which would hold up the loop."""
     done = subprocess.run(

@@ -86,6 +86,7 @@ def test_messages_go_directly_to_the_partition_that_was_chosen(
     assert broker.stored("test", 1) == [b"a"]
 
 
+@pytest.mark.slow
 def test_what_cannot_be_sent_waits_and_everything_behind_it_too(
     broker: AnyBroker, tmp_path: Path
 ) -> None:
@@ -114,6 +115,7 @@ def test_what_cannot_be_sent_waits_and_everything_behind_it_too(
     assert broker.stored() == [b"%d" % n for n in range(6)]
 
 
+@pytest.mark.slow
 def test_a_replay_that_finds_no_memory_comes_again(
     broker: AnyBroker, tmp_path: Path
 ) -> None:
@@ -168,6 +170,7 @@ def test_a_closed_partition_keeps_its_order(broker: AnyBroker, tmp_path: Path) -
     assert broker.stored() == [b"%d" % n for n in range(30)]
 
 
+@pytest.mark.slow
 def test_what_is_spooled_survives_and_goes_before_what_comes_then(
     broker: AnyBroker, tmp_path: Path
 ) -> None:
@@ -266,6 +269,7 @@ def test_order_holds_whatever_is_refused(
         assert mine == [text for text in sent if text not in lost]
 
 
+@pytest.mark.slow
 def test_a_disk_that_takes_nothing_is_an_error(broker: AnyBroker) -> None:
     """No message is called safe when it is not."""
     fs = FaultyFileSystem()
@@ -289,6 +293,7 @@ def test_a_disk_that_takes_nothing_is_an_error(broker: AnyBroker) -> None:
     spool.close()
 
 
+@pytest.mark.slow
 def test_a_spool_that_fills_its_disk_is_sent_once_and_emptied(
     broker: AnyBroker,
 ) -> None:
@@ -315,6 +320,7 @@ def test_a_spool_that_fills_its_disk_is_sent_once_and_emptied(
     spool.close()
 
 
+@pytest.mark.slow
 def test_a_cancelled_send_leaves_order_and_turn_intact(
     java: Any, tmp_path: Path
 ) -> None:
@@ -336,6 +342,7 @@ def test_a_cancelled_send_leaves_order_and_turn_intact(
     assert java.stored() in ([b"0", b"2"], [b"0", b"1", b"2"])
 
 
+@pytest.mark.slow
 def test_a_send_that_is_cancelled_does_not_wait_for_the_disk(
     broker: AnyBroker, tmp_path: Path
 ) -> None:
@@ -460,6 +467,7 @@ def test_a_close_while_it_starts_leaves_nothing_open(
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_a_cancelled_close_lets_go_of_the_files(java: Any, tmp_path: Path) -> None:
     java.inner.delay_s = 0.05
 
@@ -480,6 +488,7 @@ def test_a_cancelled_close_lets_go_of_the_files(java: Any, tmp_path: Path) -> No
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_the_sync_world_has_it_too(broker: AnyBroker, tmp_path: Path) -> None:
     """Over a restart of its broker."""
     with Client(**broker.client_options) as client:

@@ -566,6 +566,7 @@ def test_a_cancelled_close_leaves_no_message_without_an_outcome() -> None:
     run_virtually(main())
 
 
+@pytest.mark.slow
 def test_no_field_of_a_partition_sender_is_written_from_outside() -> None:
     """Not in the rooms of the client: its methods are the only way."""
     fields = {name for name in PartitionSender.__slots__ if not name.startswith("_")}

@@ -81,6 +81,7 @@ def test_all_of_a_topic_is_not_less_while_a_broker_is_away(
         assert read(client) == [b"gone", b"here"]
 
 
+@pytest.mark.slow
 def test_a_topic_of_a_broker_that_is_away_is_not_an_unknown_one(
     pair: tuple[AnyBroker, AnyBroker],
 ) -> None:
@@ -137,6 +138,7 @@ def test_an_empty_parent_is_no_topic(pair: tuple[AnyBroker, AnyBroker]) -> None:
         assert client.topics() == ("t", "u")
 
 
+@pytest.mark.slow
 def test_a_group_goes_on_and_says_what_is_away(
     pair: tuple[AnyBroker, AnyBroker],
 ) -> None:
@@ -165,6 +167,7 @@ def test_a_group_goes_on_and_says_what_is_away(
         wait_until(lambda: consumer.health().is_ok)
 
 
+@pytest.mark.slow
 def test_of_a_java_broker_the_offsets_of_the_group_tell(
     java: tuple[AnyBroker, AnyBroker],
 ) -> None:
@@ -218,6 +221,7 @@ def test_brokers_are_told_that_are_there_and_that_are_missing(
     assert [here.is_present, gone.is_present] == [True, False]
 
 
+@pytest.mark.slow
 def test_a_broker_that_is_gone_for_good_is_forgotten(
     pair: tuple[AnyBroker, AnyBroker],
 ) -> None:

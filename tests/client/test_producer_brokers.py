@@ -95,6 +95,7 @@ async def read_log(sending: Sending, address: BrokerAddress) -> list[tuple[int, 
         offset += position
 
 
+@pytest.mark.slow
 def test_results_are_what_the_broker_stored(start_broker: StartBroker) -> None:
     """Ids, offsets and bytes of every message, read back from the log."""
 
@@ -224,6 +225,7 @@ def test_threads_send_through_one_accumulator(start_broker: StartBroker) -> None
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_one_in_flight_keeps_the_order_whatever_broker_it_is(
     start_broker: StartBroker,
 ) -> None:
@@ -255,6 +257,7 @@ def test_a_closed_partition_is_avoided(start_broker: StartBroker) -> None:
 # -- MetaQ 1.4 ------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_metaq_1_4_broker_gets_single_puts() -> None:
     """Pipelined, answered out of order and in pieces; each result is its own record."""
 
@@ -290,6 +293,7 @@ def test_a_metaq_1_4_broker_that_drops_connections(kind: FaultKind) -> None:
         asyncio.run(main(fake))
 
 
+@pytest.mark.slow
 def test_a_metaq_1_4_broker_that_is_about_to_register_gets_puts_again() -> None:
     """It opens its port first, and refuses puts that register before it does."""
     detail = (

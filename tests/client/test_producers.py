@@ -41,6 +41,7 @@ def test_messages_of_many_threads_are_all_stored(broker: AnyBroker) -> None:
         assert stored == [b"%d-%d" % (t, n) for _, t, n in found]
 
 
+@pytest.mark.slow
 def test_a_full_buffer_is_refused_where_that_is_wanted(broker: AnyBroker) -> None:
     """The error says what was asked for; nothing of the message is stored."""
     with (
@@ -60,6 +61,7 @@ def test_a_full_buffer_is_refused_where_that_is_wanted(broker: AnyBroker) -> Non
     assert broker.stored() == [b"first", b"held", b"held"]
 
 
+@pytest.mark.slow
 def test_a_full_buffer_is_waited_for_until_the_message_is_late(
     broker: AnyBroker,
 ) -> None:
@@ -80,6 +82,7 @@ def test_a_full_buffer_is_waited_for_until_the_message_is_late(
     broker.assert_stored([b"first", b"held", b"held", b"late"])
 
 
+@pytest.mark.slow
 def test_the_first_message_of_a_topic_waits_for_what_is_known_of_it(
     broker: AnyBroker,
 ) -> None:

@@ -488,6 +488,7 @@ def test_lag_at_the_ends_of_a_log(
     assert lags == {ZERO: found}
 
 
+@pytest.mark.slow
 def test_lag_raises_when_the_broker_is_away(broker: Any, client: Any) -> None:
     with client.consumer("g", ["test"], **IDLE) as consumer:
         wait_until(consumer.assignment)

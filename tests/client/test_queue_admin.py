@@ -99,6 +99,7 @@ def test_a_topic_at_brokers_of_metaq_1_4_alone_is_called_that() -> None:
             assert client.admin().queue_groups() == {}
 
 
+@pytest.mark.slow
 def test_a_group_with_a_filter_has_what_matches_alone() -> None:
     """Its first worker says it; another one may repeat it, and none says otherwise."""
     paid = "tag = 'paid'"
@@ -136,6 +137,7 @@ def test_a_group_with_a_filter_has_what_matches_alone() -> None:
         asyncio.run(main(broker))
 
 
+@pytest.mark.slow
 def test_an_altered_group_goes_by_its_options_from_then_on() -> None:
     """A worker that runs gets its next deliveries by them."""
 
@@ -168,6 +170,7 @@ def test_an_altered_group_goes_by_its_options_from_then_on() -> None:
         asyncio.run(main(broker))
 
 
+@pytest.mark.slow
 def test_an_altered_filter_is_of_what_comes_then() -> None:
     """Messages that the old one passed over do not come; "" is no filter."""
 

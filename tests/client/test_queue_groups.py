@@ -237,6 +237,7 @@ def test_a_name_is_a_log_group_or_a_queue_group() -> None:
         asyncio.run(main(broker))
 
 
+@pytest.mark.slow
 def test_a_topic_that_is_made_again_has_none_of_its_acks() -> None:
     """The group stays, and gets what is put to the new topic, at the same offsets."""
     with (
@@ -339,6 +340,7 @@ def take_all(broker: EmbeddedBroker, count: int) -> list[tuple[bytes, int]]:
     return found
 
 
+@pytest.mark.slow
 def test_what_is_done_outlives_a_definition_lost_by_zookeeper() -> None:
     """The group stays in effect, with an alarm; its next worker writes it again."""
     with embedded_broker(topics={"orders": 1}) as broker:
@@ -352,6 +354,7 @@ def test_what_is_done_outlives_a_definition_lost_by_zookeeper() -> None:
         wait_until(lambda: not status().definition_problems)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_written", [False, True])
 def test_what_a_later_generation_has_done_outlives_its_loss(is_written: bool) -> None:
     """Also where a worker has written the first generation before the broker."""
@@ -384,6 +387,7 @@ def test_what_a_later_generation_has_done_outlives_its_loss(is_written: bool) ->
         assert take_all(broker, 1) == [(b"third", 1)]
 
 
+@pytest.mark.slow
 def test_a_group_made_again_while_its_broker_was_down_begins_anew() -> None:
     """It is another group of that name."""
 
@@ -426,6 +430,7 @@ def test_a_group_that_a_newer_version_has_made_is_named() -> None:
                 call()
 
 
+@pytest.mark.slow
 def test_a_worker_waits_for_a_broker_that_has_the_group_before() -> None:
     """A message that it would ack there would come again from the group made since."""
     made = QueueGroupDefinition(topic="orders", generation=1)

@@ -233,6 +233,7 @@ def test_twenty_members_and_forty_partitions(
     run_virtually(scenario())
 
 
+@pytest.mark.slow
 def test_a_storm_leaves_most_partitions_alone(rng: random.Random) -> None:
     """With consistent hashing, who stays keeps what stays with it."""
 

@@ -166,6 +166,7 @@ def handle(consumer: Any, world: str, policy: RetryPolicy) -> int:
     return consumer.statistics().handling.dead_letter_count  # type: ignore[no-any-return]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", ["sync", "async"])
 def test_a_handler_that_raises_is_found_in_log_and_dead_letter(
     broker: AnyBroker, lines: Any, world: str
@@ -189,6 +190,7 @@ def test_a_handler_that_raises_is_found_in_log_and_dead_letter(
         assert origin.traceback.endswith(f"ValueError: {one.data!r}\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", ["sync", "async"])
 def test_a_large_message_goes_without_its_traceback(
     start_broker: StartBroker, world: str, monkeypatch: pytest.MonkeyPatch

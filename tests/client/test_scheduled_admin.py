@@ -41,6 +41,7 @@ def schedule(client: Any) -> dt.datetime:
     return start
 
 
+@pytest.mark.slow
 def test_a_listing_counts_by_hour_and_names_the_soonest(
     client: Any, broker: AnyBroker
 ) -> None:
@@ -67,6 +68,7 @@ def test_a_listing_counts_by_hour_and_names_the_soonest(
     assert (some.message_count, list(some.hours)) == (1, [start + HOUR])
 
 
+@pytest.mark.slow
 def test_what_waits_is_taken_back_by_topic_and_time(
     client: Any, broker: AnyBroker
 ) -> None:
@@ -96,6 +98,7 @@ def test_a_topic_that_is_unknown_is_named(client: Any) -> None:
     assert admin.cancel_scheduled("test") == 0
 
 
+@pytest.mark.slow
 def test_a_deleted_topic_takes_along_what_waits_for_it(
     client: Any, broker: AnyBroker
 ) -> None:
@@ -112,6 +115,7 @@ def test_a_deleted_topic_takes_along_what_waits_for_it(
     assert admin.scheduled().message_count == 5
 
 
+@pytest.mark.slow
 def test_a_partition_whose_broker_is_away_is_a_problem_of_a_listing(
     client: Any, broker: AnyBroker
 ) -> None:

@@ -157,6 +157,7 @@ ACTS = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(SENDS, ACTS, st.sampled_from([TIMED, TIMED_ALIKE]))
 def test_messages_with_a_time_share_batches_with_none_that_have_none(
@@ -341,6 +342,7 @@ def refuses(broker: AnyBroker, send: Any) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_a_message_comes_at_its_time_and_not_before(
     client: Any, broker: AnyBroker
 ) -> None:
@@ -368,6 +370,7 @@ def test_a_message_comes_at_its_time_and_not_before(
     assert producer.cancel(sent) is False
 
 
+@pytest.mark.slow
 def test_a_message_is_taken_back_before_its_time(
     client: Any, broker: AnyBroker
 ) -> None:
@@ -415,6 +418,7 @@ def test_a_time_too_far_is_refused_in_a_sentence(
     assert broker.stored() == [b"y"]
 
 
+@pytest.mark.slow
 def test_messages_with_times_of_their_own_travel_together(
     client: Any, broker: AnyBroker
 ) -> None:
@@ -445,6 +449,7 @@ def test_messages_with_times_of_their_own_travel_together(
     assert admin.scheduled("test").message_count == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", ["sync", "async"])
 def test_a_full_log_of_delays_refuses_and_stores_nothing(
     tmp_path: Path, world: str
@@ -466,6 +471,7 @@ def fill(broker: AnyBroker, world: str) -> None:
     assert broker.stored() == [b"y"]
 
 
+@pytest.mark.slow
 def test_a_transaction_schedules_with_its_commit(
     client: Any, broker: AnyBroker
 ) -> None:
@@ -493,6 +499,7 @@ def test_a_transaction_schedules_with_its_commit(
     assert admin.scheduled("test").message_count == 1
 
 
+@pytest.mark.slow
 def test_an_xa_transaction_schedules_with_its_commit(
     client: Any, broker: AnyBroker
 ) -> None:
@@ -526,6 +533,7 @@ def test_a_producer_that_may_spool_refuses_a_time(
     assert broker.stored() == []
 
 
+@pytest.mark.slow
 def test_beside_a_broker_of_metaq_1_4_a_message_waits_or_fails() -> None:
     """It is never there at once: what that broker would get is refused, by itself."""
     with embedded_broker(topics={"test": 1}) as broker:

@@ -81,6 +81,7 @@ def test_zookeeper_that_cannot_be_reached_is_that_in_every_call(client: Any) -> 
     assert found == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", ["sync", "async"])
 def test_zookeeper_that_goes_away_is_not_an_unknown_topic(world: str) -> None:
     """The client uses what it knew, and claims nothing of what it did not know."""

@@ -212,6 +212,7 @@ def group_client(world: Any, broker: AnyBroker) -> Iterator[Any]:
         yield one
 
 
+@pytest.mark.slow
 def test_a_consumer_reads_what_matches(client: Any, broker: AnyBroker) -> None:
     """Now and later; names of topics may be in the list as well."""
     broker.put(b"a", topic="orders-1")
@@ -249,6 +250,7 @@ def test_partitions_by_name_need_topics_by_name(group_client: Any) -> None:
         group_client.consumer("g", ["other", ORDERS], partitions=["0-0"])
 
 
+@pytest.mark.slow
 def test_messages_of_a_later_topic_are_parked(
     group_client: Any, broker: AnyBroker, world: Any, tmp_path: Any
 ) -> None:

@@ -169,6 +169,7 @@ def test_a_commit_in_a_handler_is_of_those_that_have_returned(
 # -- a group --------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_member_that_joins_is_handed_what_the_former_owner_did_not_commit(
     broker: AnyBroker, client: Any, world: Any
 ) -> None:

@@ -130,6 +130,7 @@ def test_a_rollback_that_takes_too_long_changes_nothing(
         assert payloads(take(consumer, 3)) == [b"0", b"1", b"2"]
 
 
+@pytest.mark.slow
 def test_a_commit_that_takes_too_long_is_made_by_the_next_one(
     broker: AnyBroker, client: Any, store: SlowStore
 ) -> None:
@@ -145,6 +146,7 @@ def test_a_commit_that_takes_too_long_is_made_by_the_next_one(
         assert consumer.health().uncommitted_count == 0
 
 
+@pytest.mark.slow
 def test_a_seek_does_not_wait_for_a_loop_that_is_held_up(broker: AnyBroker) -> None:
     """It is given up: what is asked for later is not overtaken by it."""
     broker.put(b"0", b"1")

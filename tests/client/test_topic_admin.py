@@ -122,6 +122,7 @@ def delete_but_for(admin: Any, topic: str, left: str) -> None:
     raise AssertionError(f"no error says {left!r}: {errors}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", WORLDS)
 def test_a_topic_is_made_used_altered_and_deleted(cluster: Cluster, world: str) -> None:
     """At once, on every broker, without a line in a file."""
@@ -148,6 +149,7 @@ def test_a_topic_is_made_used_altered_and_deleted(cluster: Cluster, world: str) 
         assert "orders" not in client.topics()
 
 
+@pytest.mark.slow
 def test_settings_are_those_of_the_definition(cluster: Cluster, client: Client) -> None:
     """Settings that it lacks come from the broker's [system]."""
     client.admin().create_topic("orders", partitions=2, settings=MORE)
@@ -162,6 +164,7 @@ def test_settings_are_those_of_the_definition(cluster: Cluster, client: Client) 
     assert str(topic.delete_policy) == "delete,72h"
 
 
+@pytest.mark.slow
 def test_a_topic_that_nobody_may_use_yet_is_made(client: Client) -> None:
     """It is registered nowhere, and opened later."""
     closed = {"acceptPublish": "false", "acceptSubscribe": "false"}
@@ -173,6 +176,7 @@ def test_a_topic_that_nobody_may_use_yet_is_made(client: Client) -> None:
     assert send(client, "orders", b"x") == [0]
 
 
+@pytest.mark.slow
 def test_a_topic_of_some_brokers_is_served_by_them_alone(client: Client) -> None:
     """Messages put elsewhere before stay readable there."""
     admin = client.admin()
@@ -334,6 +338,7 @@ def test_time_that_ends_in_a_look_tells_what_the_one_before_saw(
         client.admin().create_topic("new", partitions=1, brokers=[1], timeout=30)
 
 
+@pytest.mark.slow
 def test_a_schedule_that_no_broker_understands_is_told(
     cluster: Cluster, client: Client
 ) -> None:
@@ -378,6 +383,7 @@ def java_broker(zookeeper: MemoryZooKeeper, topic: str | None = None) -> None:
         zookeeper.write(f"/meta/brokers/topics-{kind}/{topic}/5-m", node)
 
 
+@pytest.mark.slow
 def test_brokers_of_metaq_1_4_are_given_no_topics() -> None:
     """They do not look at definitions."""
     zookeeper = MemoryZooKeeper()
@@ -395,6 +401,7 @@ def test_brokers_of_metaq_1_4_are_given_no_topics() -> None:
         assert zookeeper.names("/meta/catalog") is None
 
 
+@pytest.mark.slow
 def test_a_name_that_is_used_again_begins_at_offset_0(
     cluster: Cluster, client: Client
 ) -> None:
@@ -441,6 +448,7 @@ def test_zookeeper_counts_no_partitions_of_a_deleted_topic(
     wait_until(lambda: count(0) == 1)
 
 
+@pytest.mark.slow
 def test_a_topic_that_is_read_is_not_deleted(cluster: Cluster, client: Client) -> None:
     """The reader would commit offsets of a topic that is gone."""
     client.admin().create_topic("orders", partitions=1)
@@ -501,6 +509,7 @@ def test_a_deletion_does_not_wait_for_a_broker_that_is_forgotten(
             admin.forget_broker(1)
 
 
+@pytest.mark.slow
 def test_a_start_without_zookeeper_knows_the_topics(
     cluster: Cluster, client: Client
 ) -> None:
@@ -520,6 +529,7 @@ def test_a_start_without_zookeeper_knows_the_topics(
     cluster.zookeeper.start()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_late", [False, True])
 def test_a_start_registers_when_it_knows_the_topics(
     cluster: Cluster, client: Client, is_late: bool
@@ -542,6 +552,7 @@ def test_a_start_registers_when_it_knows_the_topics(
     assert ("delete", "/meta/catalog/partitions/orders/0") not in server.calls
 
 
+@pytest.mark.slow
 def test_a_damaged_copy_costs_time_and_no_data(
     cluster: Cluster, client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -566,6 +577,7 @@ def test_a_damaged_copy_costs_time_and_no_data(
     assert schedules.keys() == {"mine", "orders"}
 
 
+@pytest.mark.slow
 def test_a_definition_that_is_gone_stays_in_effect_with_an_alarm(
     cluster: Cluster, client: Client
 ) -> None:
@@ -583,6 +595,7 @@ def test_a_definition_that_is_gone_stays_in_effect_with_an_alarm(
     wait_until(lambda: not cluster.problems())
 
 
+@pytest.mark.slow
 def test_a_definition_that_cannot_be_read_changes_nothing(
     cluster: Cluster, client: Client
 ) -> None:
@@ -600,6 +613,7 @@ def test_a_definition_that_cannot_be_read_changes_nothing(
         admin.alter_topic("orders", partitions=3)
 
 
+@pytest.mark.slow
 def test_a_section_that_comes_later_wins(cluster: Cluster, client: Client) -> None:
     """A reload is enough, and a command says which file it is."""
     admin = client.admin()

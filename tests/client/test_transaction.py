@@ -134,6 +134,7 @@ def test_without_messages_brokers_hear_nothing(broker: Any, client: Any) -> None
     assert "begin" not in broker.statistics().commands
 
 
+@pytest.mark.slow
 def test_the_first_message_chooses_the_broker(fakes: list[Any], producer: Any) -> None:
     """The rest goes to its partitions, by turns or by key; others are refused."""
     with producer.transaction(keys="local") as tx:
@@ -155,6 +156,7 @@ def test_the_first_message_chooses_the_broker(fakes: list[Any], producer: Any) -
 KEYS = [f"user-{number}" for number in range(12)]
 
 
+@pytest.mark.slow
 def test_a_key_goes_to_one_partition_inside_and_outside(
     fakes: list[Any], client: Any, producer: Any
 ) -> None:
@@ -182,6 +184,7 @@ def test_a_key_goes_to_one_partition_inside_and_outside(
     assert len(stored(fakes)) == len(KEYS) + 1 + len(KEYS) - len(theirs)
 
 
+@pytest.mark.slow
 def test_keys_without_a_partition_of_their_own_stay_at_the_broker(client: Any) -> None:
     """By `keys="local"`, or a selector that moves its messages."""
     with client.producer() as producer, producer.transaction(keys="local") as tx:
@@ -224,6 +227,7 @@ def test_arguments_are_refused_before_anything_is_sent(
     assert broker.payloads("audit") == [b"ok"]
 
 
+@pytest.mark.slow
 def test_a_list_is_on_its_way_together(broker: Any, producer: Any) -> None:
     """Behind the first put: the broker has all of them before it answers any."""
     data = [b"%d" % number for number in range(100)]

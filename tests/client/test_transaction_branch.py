@@ -236,6 +236,7 @@ def is_away(client: Any) -> bool:
         return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_xa", [False, True])
 @pytest.mark.parametrize("world", WORLDS)
 def test_a_first_message_waits_for_the_only_broker_while_it_restarts(

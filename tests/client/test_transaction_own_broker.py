@@ -63,6 +63,7 @@ def send_and_fail(producer: Any) -> None:
         raise ZeroDivisionError
 
 
+@pytest.mark.slow
 def test_all_of_a_transaction_is_stored_or_nothing(client: Any) -> None:
     """Over topics and partitions; leaving by an exception rolls back."""
     wanted = sorted(b"%d" % number for number in range(COUNT))
@@ -105,6 +106,7 @@ def test_an_xid_in_use_is_refused_and_goes_on(client: Any) -> None:
         assert texts(client, "orders") == [b"first"]
 
 
+@pytest.mark.slow
 def test_what_is_prepared_survives_a_restart_and_is_committed_once(
     client: Any, brokers: list[EmbeddedBroker]
 ) -> None:
@@ -126,6 +128,7 @@ def test_what_is_prepared_survives_a_restart_and_is_committed_once(
     assert texts(client, "orders") == [b"kept", b"kept"]
 
 
+@pytest.mark.slow
 def test_a_broker_whose_journal_is_offline_is_not_taken_for_one_with_nothing(
     client: Any, brokers: list[EmbeddedBroker]
 ) -> None:

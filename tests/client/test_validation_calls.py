@@ -432,6 +432,7 @@ def client(world: str, broker: AnyBroker) -> Iterator[Any]:
         yield one
 
 
+@pytest.mark.slow
 def test_every_call_refuses_what_it_cannot_use(
     client: Any, broker: AnyBroker, tmp_path: Path
 ) -> None:

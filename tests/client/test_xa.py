@@ -250,6 +250,7 @@ def test_a_broker_that_does_not_promise_has_all_rolled_back(
     xa.begin(xa.xid(1, "b"))
 
 
+@pytest.mark.slow
 def test_a_promise_that_nobody_heard_is_rolled_back_or_in_doubt(
     xa: Any, fakes: list[Any]
 ) -> None:
@@ -311,6 +312,7 @@ def test_a_rollback_without_an_answer_is_in_doubt_where_a_broker_has_promised(
     assert (stored(fakes), xa.recover()) == (NONE, [])
 
 
+@pytest.mark.slow
 def test_a_broker_that_is_away_leaves_a_doubt_until_it_is_back(
     client: Any, xa: Any, fakes: list[Any], zookeeper: MemoryZooKeeper
 ) -> None:
@@ -338,6 +340,7 @@ def test_a_broker_that_is_away_leaves_a_doubt_until_it_is_back(
         assert stored(fakes) == BOTH
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("left", [1, 0])
 def test_a_broker_without_a_record_leaves_a_doubt_too(
     client: Any, xa: Any, fakes: list[Any], zookeeper: MemoryZooKeeper, left: int

@@ -110,6 +110,7 @@ key = word.filter(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(st.dictionaries(word.filter(bool), st.dictionaries(key, word, max_size=4)))
 def test_what_is_written_is_read(sections: dict[str, dict[str, str]]) -> None:

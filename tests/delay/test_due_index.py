@@ -135,6 +135,7 @@ def test_a_file_is_entered_behind_what_is_done(
     assert [DueEntry(*ENTRY.unpack(each)) for each in late] == unseen
 
 
+@pytest.mark.slow
 def test_a_file_that_is_not_right_is_made_again(fs: FaultyFileSystem) -> None:
     """Cut, damaged, of other bytes: it gives what its segment has."""
     end, wanted = write_segment(fs, list(range(1500)))

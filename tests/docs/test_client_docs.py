@@ -40,6 +40,7 @@ def test_every_metric_that_is_named_is_there() -> None:
     assert f"first {PARTITION_SERIES_MAX:,} by name" in TEXT
 
 
+@pytest.mark.slow
 def test_the_reference_is_that_of_the_code() -> None:
     """`python -m tests.docs.reference` writes it; advice is for errors that exist."""
     assert reference.PAGE.read_text().rstrip() == reference.page().rstrip()

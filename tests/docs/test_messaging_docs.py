@@ -2,12 +2,15 @@
 
 from typing import Any
 
+import pytest
+
 from metaq.testing.embedded import embedded_broker
 from tests.docs.blocks import ROOT, blocks_of
 
 PAGE = ROOT / "docs" / "messaging.md"
 
 
+@pytest.mark.slow
 def test_the_blocks_of_the_page_run() -> None:
     """With a broker in the process, as in tests of users."""
     blocks = [each for each in blocks_of(PAGE) if each.language == "python"]

@@ -146,6 +146,7 @@ PIECES = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_any_text_is_a_filter_or_an_error_with_a_column(seed: int) -> None:
     """Pieces of the language in any order, and forms that a change of one breaks."""
     rng = random.Random(seed)

@@ -67,6 +67,7 @@ def run(script: str, what: str) -> "subprocess.CompletedProcess[bytes]":
     return subprocess.run(words, capture_output=True, timeout=60, check=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["broker", "list", "look", "create"])
 def test_no_loop_loads_the_parser(what: str) -> None:
     """A broker that reads a definition, and a client that reads or writes one."""
@@ -75,6 +76,7 @@ def test_no_loop_loads_the_parser(what: str) -> None:
     assert done.stdout == b"True\n"
 
 
+@pytest.mark.slow
 def test_a_filter_that_is_none_is_not_written() -> None:
     """Also as the first one of a program."""
     done = run(SCRIPT.replace("tag = 'a'", "tag ="), "create")

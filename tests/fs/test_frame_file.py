@@ -99,6 +99,7 @@ def test_reading_changes_nothing() -> None:
     file.close()
 
 
+@pytest.mark.slow
 def test_every_damaged_bit_is_seen() -> None:
     """The last frame is taken for a torn tail; damage of any other refuses the file."""
     fs = disk()

@@ -152,6 +152,7 @@ def test_a_forked_process_has_queues_of_its_own(
     assert child.exitcode == 0
 
 
+@pytest.mark.slow
 def test_a_signal_is_no_error(syncs: KernelSyncs) -> None:
     """The kernel reports one that comes while nothing is done."""
     count = 0

@@ -74,6 +74,7 @@ def faults_of(text: str) -> list[str]:
     return wrong
 
 
+@pytest.mark.slow
 @for_each("module", MODULES)
 def test_client_tests_run_against_both_brokers_or_say_why_not(module: str) -> None:
     """A broker that is opened by name is one that the other kind is not tested with."""

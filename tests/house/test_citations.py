@@ -45,6 +45,7 @@ def texts(root: Path) -> list[Path]:
     return sorted(p for p in found if p.is_file() and "__pycache__" not in p.parts)
 
 
+@pytest.mark.slow
 def test_cited_documents_and_sections_are_there() -> None:
     """A reader can open each page that a file names, at the section it names."""
     faults = []
@@ -57,6 +58,7 @@ def test_cited_documents_and_sections_are_there() -> None:
     assert faults == []
 
 
+@pytest.mark.slow
 def test_no_file_cites_a_document_that_a_reader_does_not_have() -> None:
     """MetaQ 1.4 is described in docs/metaq-1.4, and cited as that."""
     assert [

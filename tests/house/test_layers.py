@@ -26,6 +26,8 @@
 import ast
 import sys
 
+import pytest
+
 from tests.house.tree import PROJECT, Import, Tree
 
 L1 = {"model", "clock"}
@@ -399,36 +401,43 @@ def dead_row_faults(tree: Tree) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_imports_obey_the_table() -> None:
     """Every import of our own code is an arrow of the table."""
     assert layer_faults(PROJECT) == []
 
 
+@pytest.mark.slow
 def test_rooms_of_a_package_have_a_direction() -> None:
     """Inside a package imports go from room to room as the table says."""
     assert room_faults(PROJECT) == []
 
 
+@pytest.mark.slow
 def test_third_party_imports_stay_in_their_room() -> None:
     """Each foreign library is seen by the modules named for it and no other."""
     assert foreign_faults(PROJECT) == []
 
 
+@pytest.mark.slow
 def test_pure_code_has_no_hands() -> None:
     """Pure modules import neither clock, disk, network, threads nor logging."""
     assert purity_faults(PROJECT) == []
 
 
+@pytest.mark.slow
 def test_storage_and_transactions_know_no_network() -> None:
     """Packages that keep bytes on disk never open a socket."""
     assert network_faults(PROJECT) == []
 
 
+@pytest.mark.slow
 def test_producers_and_consumers_know_no_zookeeper() -> None:
     """Rooms of the client that move messages import nothing of the room `zk`."""
     assert zookeeper_faults(PROJECT) == []
 
 
+@pytest.mark.slow
 def test_imports_inside_functions_are_listed() -> None:
     """A lazy import is an exception with a reason, kept in the list above."""
     assert lazy_faults(PROJECT) == []
@@ -439,6 +448,7 @@ def test_tables_name_modules() -> None:
     assert dead_row_faults(PROJECT) == []
 
 
+@pytest.mark.slow
 def test_there_is_no_import_cycle() -> None:
     """Imports form a graph without cycles, those inside functions with them."""
     assert cycle_faults(PROJECT) == []

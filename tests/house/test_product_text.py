@@ -47,6 +47,7 @@ def tracked(root: Path) -> list[str]:
     return sorted(set(listed.stdout.decode().split("\0")) - {""})
 
 
+@pytest.mark.slow
 def test_no_file_speaks_of_a_machine_or_a_registry() -> None:
     """No tracked text names a developer's directory or a registry host."""
     faults = []

@@ -38,6 +38,7 @@ def faults_of(path: Path) -> list[str]:
     return prose_faults(name, path.read_text(), pronouns=not name.startswith("tests/"))
 
 
+@pytest.mark.slow
 def test_prose_is_plain() -> None:
     """No docstring begins with What, Who, Where or How; no subject is "nobody"."""
     examples = sorted((ROOT / "examples").rglob("*.py"))

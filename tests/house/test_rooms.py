@@ -4,6 +4,8 @@ import ast
 import re
 from collections.abc import Iterator
 
+import pytest
+
 from tests.house.test_public_api import Function, is_overload, public_names
 from tests.house.tree import PROJECT, Tree
 
@@ -137,11 +139,13 @@ def own_nodes(node: ast.AST) -> Iterator[ast.AST]:
             yield from own_nodes(child)
 
 
+@pytest.mark.slow
 def test_loggers_have_one_name() -> None:
     """A module that logs has `_log = logging.getLogger(__name__)`."""
     assert logger_faults(PROJECT) == []
 
 
+@pytest.mark.slow
 def test_tests_are_found_by_the_name_of_the_module() -> None:
     """The tests of metaq/storage/walk.py begin in tests/storage/test_walk.py."""
     assert test_file_faults(PROJECT) == []

@@ -90,12 +90,14 @@ def _is_patch(function: ast.expr) -> bool:
     return function.attr in PATCHES or ast.unparse(function) == "mock.patch"
 
 
+@pytest.mark.slow
 def test_what_tests_read_of_private_parts_does_not_grow() -> None:
     """A public counter, statistics or the behaviour itself is there in most cases."""
     found = private_lines(PROJECT)
     assert len(found) <= PRIVATE_LINES_MAX, "\n".join(found)
 
 
+@pytest.mark.slow
 def test_what_tests_patch_does_not_grow() -> None:
     """A bound is an argument; clocks, disks, networks and ZooKeeper have their rigs."""
     found = patches(PROJECT)

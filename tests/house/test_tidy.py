@@ -4,6 +4,8 @@ import ast
 import re
 from pathlib import Path
 
+import pytest
+
 from tests.house.tree import PROJECT, Tree
 
 # A wall, not a law that splits files: about 500 lines are comfortable, and a file has
@@ -245,16 +247,19 @@ def test_files_are_short() -> None:
     assert file_size_faults(PROJECT) == []
 
 
+@pytest.mark.slow
 def test_lines_of_the_log_have_one_form() -> None:
     """`what happened: key=value key=value`, so that they can be taken apart."""
     assert log_faults(PROJECT) == []
 
 
+@pytest.mark.slow
 def test_functions_are_short() -> None:
     """A function has one idea: 70 lines are the wall, docstring not counted."""
     assert function_size_faults(PROJECT) == []
 
 
+@pytest.mark.slow
 def test_ratchets_name_functions_that_are_still_there() -> None:
     """An entry of the ratchet goes when its function does."""
     there = {
@@ -266,11 +271,13 @@ def test_ratchets_name_functions_that_are_still_there() -> None:
     assert set(GRANDFATHERED) <= there
 
 
+@pytest.mark.slow
 def test_time_chance_and_files_come_through_the_door() -> None:
     """Clocks, random numbers and files are used in the modules that own them."""
     assert door_faults(PROJECT) == []
 
 
+@pytest.mark.slow
 def test_no_bare_reminders_or_leftovers() -> None:
     """Debt is written with its issue; debugging leftovers do not stay."""
     assert leftover_faults(PROJECT) == []
@@ -286,6 +293,7 @@ def test_no_two_public_classes_have_one_name() -> None:
     assert doubled_name_faults(PROJECT) == []
 
 
+@pytest.mark.slow
 def test_there_are_no_dead_files() -> None:
     """Every module is imported by the product, a test or a benchmark."""
     assert dead_file_faults(PROJECT) == []

@@ -304,6 +304,7 @@ def test_bytes_that_are_no_reply_end_the_connection() -> None:
     run(scenario)
 
 
+@pytest.mark.slow
 def test_nobody_there_and_nobody_who_answers_are_no_broker() -> None:
     """Opening names address and reason, and keeps its deadline."""
 

@@ -2,6 +2,8 @@
 
 import random
 
+import pytest
+
 from metaq.client.errors import OutcomeUnknownError
 from metaq.errors import (
     ConnectionLostError,
@@ -149,6 +151,7 @@ def test_runs_whose_sizes_find_no_memory_are_in_doubt() -> None:
     run(scenario)
 
 
+@pytest.mark.slow
 def test_a_run_that_left_in_part_is_lost_in_part() -> None:
     """Each put is judged by its own bytes."""
 
@@ -177,6 +180,7 @@ def test_a_run_that_left_in_part_is_lost_in_part() -> None:
     run(scenario)
 
 
+@pytest.mark.slow
 def test_a_run_has_one_deadline() -> None:
     """Puts without an answer by then are in doubt, all of them at once."""
 

@@ -124,6 +124,7 @@ def offsets(request: pytest.FixtureRequest, broker: Any) -> list[Offset]:
     return found
 
 
+@pytest.mark.slow
 def test_a_consumer_stops(broker: Any, client: Any, offsets: list[Offset]) -> None:
     """With the place and where it can go on, as it finds them itself."""
     with client.consumer("g", ["test"], **IDLE) as consumer:
@@ -135,6 +136,7 @@ def test_a_consumer_stops(broker: Any, client: Any, offsets: list[Offset]) -> No
     assert error.next_good_offset == offsets[3]
 
 
+@pytest.mark.slow
 def test_a_consumer_skips(broker: Any, client: Any, offsets: list[Offset]) -> None:
     """And counts what it left out."""
     options = {"on_corrupt": "skip", **IDLE}
@@ -146,6 +148,7 @@ def test_a_consumer_skips(broker: Any, client: Any, offsets: list[Offset]) -> No
         wait_until(lambda: consumer.health().is_ok)
 
 
+@pytest.mark.slow
 def test_a_browser_and_a_single_get_stop(
     broker: Any, client: Any, offsets: list[Offset]
 ) -> None:
@@ -183,6 +186,7 @@ def test_a_log_reader_stops(broker: Any, offsets: list[Offset]) -> None:
     assert asyncio.run(read_log(broker, offsets[3], end))
 
 
+@pytest.mark.slow
 def test_where_nothing_lies_behind_a_log_reader_finds_no_gap(broker: Any) -> None:
     """Bytes that are not readable yet may be; a refusal is raised as it is."""
     broker.put(b"a")

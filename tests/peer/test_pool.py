@@ -98,6 +98,7 @@ def test_many_callers_share_one_attempt_and_one_connection() -> None:
     run(scenario)
 
 
+@pytest.mark.slow
 def test_a_broker_that_is_away_costs_few_attempts_whoever_asks() -> None:
     """No busy loop: the pauses belong to the address, not to the caller."""
 
@@ -184,6 +185,7 @@ def test_a_lost_connection_is_not_handed_out_while_it_fails_its_requests() -> No
     run(scenario)
 
 
+@pytest.mark.slow
 def test_a_peer_that_drops_every_connection_is_not_called_in_a_busy_loop() -> None:
     """A short life counts as a failure, although connecting succeeded."""
 
@@ -200,6 +202,7 @@ def test_a_peer_that_drops_every_connection_is_not_called_in_a_busy_loop() -> No
     run(scenario, STEADY)
 
 
+@pytest.mark.slow
 def test_a_peer_that_breaks_the_rules_at_once_is_called_with_pauses() -> None:
     """The connection has ended before a caller could be given it."""
 
@@ -385,6 +388,7 @@ def test_a_reply_that_does_not_come_is_not_waited_for_long(is_ours: bool) -> Non
     run(scenario)
 
 
+@pytest.mark.slow
 def test_descriptors_do_not_leak_and_addresses_are_forgotten() -> None:
     """Hundreds of failed and lost connections leave nothing open."""
 
@@ -408,6 +412,7 @@ def test_descriptors_do_not_leak_and_addresses_are_forgotten() -> None:
         run(scenario, ClientOptions(reconnect_first_s=0.0001, reconnect_max_s=0.0001))
 
 
+@pytest.mark.slow
 def test_a_real_broker_is_asked_thousands_of_times_and_restarted(
     start_broker: StartBroker,
 ) -> None:

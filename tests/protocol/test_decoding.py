@@ -1,5 +1,6 @@
 """Every command and reply: canonical bytes, three ways of reading, round trips."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -330,6 +331,7 @@ def test_reading_three_ways_gives_the_value(value: Command | Reply, raw: bytes) 
     assert drain(followed) == expected
 
 
+@pytest.mark.slow
 @settings(max_examples=20)
 @given(st.lists(commands(), max_size=4), st.data())
 def test_any_cut_of_the_bytes_gives_the_same_commands(

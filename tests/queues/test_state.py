@@ -813,6 +813,7 @@ def test_acks_of_one_request_end_their_leases() -> None:
     assert rig.state.floor == 400
 
 
+@pytest.mark.slow
 def test_an_open_message_takes_little_memory() -> None:
     """Twenty thousand of them are some megabytes."""
     rig = Rig(open_max=20_000)

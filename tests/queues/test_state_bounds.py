@@ -2,6 +2,8 @@
 
 import random
 
+import pytest
+
 from metaq.protocol.queue_frames import Settlement, SettleVerb, Word
 from metaq.queues.state_log import encode_state, snapshot_record
 from tests.queues.rig import NAME, Rig
@@ -12,6 +14,7 @@ AT_ONCE = 1_000
 SIZE_BYTES = 100
 
 
+@pytest.mark.slow
 def test_acks_out_of_order_around_one_open_message_are_one_range(
     rng: random.Random,
 ) -> None:

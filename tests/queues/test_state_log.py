@@ -69,6 +69,7 @@ def test_a_high_count_is_kept_as_the_highest() -> None:
     assert found.deliveries == COUNT_MAX
 
 
+@pytest.mark.slow
 def test_damage_is_one_error() -> None:
     """Every cut, and any bytes: a record, or an error that says so."""
     whole = encode_state(
@@ -110,6 +111,7 @@ def test_ranges_are_a_set_of_offsets(added: list[Done], floor: int) -> None:
     assert all(start > risen for start, _ in ranges.ranges())
 
 
+@pytest.mark.slow
 def test_acks_in_any_order_around_an_open_message_are_two_ranges() -> None:
     """Neighbours are one range, in any order."""
     ranges, offsets = DoneRanges(), [n * 100 for n in range(200_000) if n != 100_000]

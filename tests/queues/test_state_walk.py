@@ -349,6 +349,7 @@ class ReclaimsNothing(QueueState):
         super().__init__(*args, **more)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "broken",
     [

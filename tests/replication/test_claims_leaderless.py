@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 
+import pytest
+
 from metaq.broker.health import Alarm, find_problems
 from metaq.replication.operator import change_set
 from metaq.replication.record import plan_force
@@ -42,6 +44,7 @@ async def kill(rig: Replicas, *numbers: int) -> None:
         rig.zookeeper.reap(await rig[number].kill())
 
 
+@pytest.mark.slow
 def test_the_alarm_ends_when_a_replica_that_is_in_sync_is_started() -> None:
     """The other one was killed, so it cannot know what it lacks."""
 
@@ -56,6 +59,7 @@ def test_the_alarm_ends_when_a_replica_that_is_in_sync_is_started() -> None:
     play(scenario)
 
 
+@pytest.mark.slow
 def test_the_alarm_ends_when_a_replica_is_forced_to_lead() -> None:
     """As `metaq replicas elect` does it."""
 
@@ -73,6 +77,7 @@ def test_the_alarm_ends_when_a_replica_is_forced_to_lead() -> None:
     play(scenario)
 
 
+@pytest.mark.slow
 def test_claims_by_which_no_replica_leads_end_no_alarm() -> None:
     """Two reach ZooKeeper, and not each other: they claim in turn, for hours."""
 

@@ -60,6 +60,7 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("metaq.replication.mending.COMPARE_S", 0.0)
 
 
+@pytest.mark.slow
 def test_copies_that_are_equal_are_compared_again_and_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -82,6 +83,7 @@ def test_copies_that_are_equal_are_compared_again_and_again(
     run(scenario)
 
 
+@pytest.mark.slow
 def test_copies_that_differ_though_each_agrees_with_its_index_are_said_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -117,6 +119,7 @@ async def set_replicas(rig: Replicas, *numbers: int) -> None:
         await change_set(nodes, plan)
 
 
+@pytest.mark.slow
 def test_the_alarm_ends_when_the_replica_with_the_odd_copy_begins_with_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -148,6 +151,7 @@ def test_the_alarm_ends_when_the_replica_with_the_odd_copy_begins_with_nothing(
     run(scenario)
 
 
+@pytest.mark.slow
 def test_the_alarm_ends_when_the_odd_copy_is_copied_again_at_another_address(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -172,6 +176,7 @@ def test_the_alarm_ends_when_the_odd_copy_is_copied_again_at_another_address(
     run(scenario)
 
 
+@pytest.mark.slow
 def test_bytes_that_contradict_their_index_are_mended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -192,6 +197,7 @@ def test_bytes_that_contradict_their_index_are_mended(
     run(scenario)
 
 
+@pytest.mark.slow
 def test_what_the_other_one_cannot_tell_is_no_difference() -> None:
     """Another log, an offset that it lacks, and a range in which spans do not end."""
 

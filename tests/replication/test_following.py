@@ -71,6 +71,7 @@ def test_a_follower_that_hangs_holds_back_every_acknowledgement() -> None:
     run_virtually(scenario())
 
 
+@pytest.mark.slow
 def test_idle_logs_cost_an_empty_message_every_half_second() -> None:
     """Many small logs at rest: nothing but that, and the stream stays up."""
 
@@ -162,6 +163,7 @@ def test_it_rolls_where_the_leader_does() -> None:
     run_virtually(scenario())
 
 
+@pytest.mark.slow
 def test_a_follower_catches_up_from_the_files() -> None:
     """Far more than a message holds, records and batches larger than a chunk among it;
     a batch is remembered when all of it is there."""

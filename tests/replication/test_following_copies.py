@@ -78,6 +78,7 @@ def test_all_that_is_put_is_stored_here_with_notes_and_ids() -> None:
     play(scenario, segment_bytes_max=4 * RECORD)
 
 
+@pytest.mark.slow
 def test_some_pulls_are_always_on_their_way() -> None:
     """No more, and each acknowledges what was synced since the one before."""
 
@@ -387,6 +388,7 @@ def test_a_disk_that_fails_ends_the_stream() -> None:
     play(scenario)
 
 
+@pytest.mark.slow
 def test_a_log_that_is_damaged_here_goes_on_unless_it_is_stopped() -> None:
     """The others go on; the leader sees that one that is stopped stays where it is."""
 
@@ -425,6 +427,7 @@ def test_a_broker_that_is_no_replica_is_not_followed() -> None:
     play(scenario)
 
 
+@pytest.mark.slow
 def test_a_leader_that_is_silent_is_left() -> None:
     """After ten times the interval in which it sends; and one that closes, at once."""
 

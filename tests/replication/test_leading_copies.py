@@ -133,6 +133,7 @@ def test_a_put_waits_for_the_sync_of_the_leader_too() -> None:
     play(scenario)
 
 
+@pytest.mark.slow
 def test_a_put_waits_for_all_that_may_be_in_sync() -> None:
     """Of the confirmed set, a proposed one, and those that went until all know."""
 

@@ -52,6 +52,7 @@ def test_bytes_in_memory_are_sent_without_a_read() -> None:
     play(scenario)
 
 
+@pytest.mark.slow
 def test_a_log_larger_than_the_credit_comes_from_its_files() -> None:
     """In messages within the credit and chunks within their limit; notes are whole."""
 
@@ -211,6 +212,7 @@ def test_a_pull_that_waits_is_answered_when_a_log_is_deleted_or_made() -> None:
     play(scenario)
 
 
+@pytest.mark.slow
 def test_a_quiet_leader_sends_empty_messages_and_looks_at_no_log() -> None:
     """Twice a second, and as many steps for fifty logs as for two."""
     steps = [steps_while_idle(count) for count in (2, 50)]
@@ -255,6 +257,7 @@ def steps_while_idle(count: int) -> int:
 # -- what cannot be read
 
 
+@pytest.mark.slow
 def test_damage_at_the_leader_is_reported_and_costs_one_log() -> None:
     """The follower lacks that and what is after it until it is mended."""
 
@@ -394,6 +397,7 @@ def test_a_file_stays_open_for_a_read_that_was_called_off() -> None:
 # -- who is late
 
 
+@pytest.mark.slow
 def test_a_follower_that_is_silent_is_stalled_after_the_lag_time() -> None:
     """Or a second after its connection is gone; and is not when it is back."""
 
@@ -434,6 +438,7 @@ def hang(wire: Wire) -> None:
     wire.is_stalled = True
 
 
+@pytest.mark.slow
 def test_a_follower_that_pulls_and_does_not_sync_is_late() -> None:
     """With its distance in bytes and seconds; a member, or one that joins."""
 
@@ -459,6 +464,7 @@ def test_a_follower_that_pulls_and_does_not_sync_is_late() -> None:
     play(scenario)
 
 
+@pytest.mark.slow
 def test_a_replica_that_never_joins_is_stalled_from_the_lag_time_on() -> None:
     """It counts as heard when the term began."""
 
@@ -472,6 +478,7 @@ def test_a_replica_that_never_joins_is_stalled_from_the_lag_time_on() -> None:
     play(scenario)
 
 
+@pytest.mark.slow
 def test_a_leader_that_slept_does_not_believe_that_all_others_did() -> None:
     """A tick counts for a second at most: they may say something first."""
 
@@ -493,6 +500,7 @@ def test_a_leader_that_slept_does_not_believe_that_all_others_did() -> None:
     play(scenario)
 
 
+@pytest.mark.slow
 def test_a_joining_replica_that_gets_late_is_waited_for_no_more() -> None:
     """It had caught up, and puts waited for it; it catches up again."""
 

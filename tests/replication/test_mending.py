@@ -94,6 +94,7 @@ def is_record(answer: bytes, number: int) -> bool:
     return answer.endswith(b"%010d" % number * 10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("byte", [5, 10, 18, 50], ids=["crc", "id", "flag", "payload"])
 def test_a_bit_on_each_replica_at_different_places_is_mended(byte: int) -> None:
     """Everything is served all the time, and every copy is good at the end."""
@@ -116,6 +117,7 @@ def test_a_bit_on_each_replica_at_different_places_is_mended(byte: int) -> None:
     run(scenario)
 
 
+@pytest.mark.slow
 def test_neighbours_in_one_span_are_mended_from_each_other() -> None:
     """A copy that is damaged beside a range has that range all the same."""
 
@@ -131,6 +133,7 @@ def test_neighbours_in_one_span_are_mended_from_each_other() -> None:
     run(scenario)
 
 
+@pytest.mark.slow
 def test_a_range_that_is_damaged_everywhere_is_said_to_be_lost() -> None:
     """The damage is the answer then, and not a wait; the log goes on."""
 
@@ -150,6 +153,7 @@ def test_a_range_that_is_damaged_everywhere_is_said_to_be_lost() -> None:
     run(scenario)
 
 
+@pytest.mark.slow
 def test_a_range_is_not_lost_while_the_copies_cannot_be_compared(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -175,6 +179,7 @@ def test_a_range_is_not_lost_while_the_copies_cannot_be_compared(
     run(scenario)
 
 
+@pytest.mark.slow
 def test_a_range_waits_for_a_replica_that_is_away() -> None:
     """Nothing is said to be lost before all were asked; a get is to be repeated."""
 
@@ -195,6 +200,7 @@ def test_a_range_waits_for_a_replica_that_is_away() -> None:
     run(scenario)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_leader", [True, False], ids=["leader", "follower"])
 def test_damage_of_a_start_is_mended_and_the_log_opened_again(is_leader: bool) -> None:
     """Its writer was not open; it follows, or leads, with the end that it had."""
@@ -215,6 +221,7 @@ def test_damage_of_a_start_is_mended_and_the_log_opened_again(is_leader: bool) -
     run(scenario)
 
 
+@pytest.mark.slow
 def test_damage_above_the_high_watermark_of_a_start_is_mended() -> None:
     """It is a second old after a kill; the stopped log hears the leader's."""
 
@@ -235,6 +242,7 @@ def test_damage_above_the_high_watermark_of_a_start_is_mended() -> None:
     run(scenario)
 
 
+@pytest.mark.slow
 def test_a_set_whose_copies_are_all_damaged_at_a_start_leads_and_mends() -> None:
     """Each at another place: one leads with a stopped log until that is mended."""
 
@@ -253,6 +261,7 @@ def test_a_set_whose_copies_are_all_damaged_at_a_start_leads_and_mends() -> None
     run(scenario)
 
 
+@pytest.mark.slow
 def test_a_put_to_a_log_that_waits_for_good_bytes_may_come_again() -> None:
     """It is not stored, and a client sends it until its deadline: 503."""
 
@@ -271,6 +280,7 @@ def test_a_put_to_a_log_that_waits_for_good_bytes_may_come_again() -> None:
     run(scenario)
 
 
+@pytest.mark.slow
 def test_a_follower_that_lacks_a_damaged_range_gets_it_once_it_is_mended() -> None:
     """It lags in one log for that time, and catches up."""
 
@@ -289,6 +299,7 @@ def test_a_follower_that_lacks_a_damaged_range_gets_it_once_it_is_mended() -> No
     run(scenario)
 
 
+@pytest.mark.slow
 def test_a_sealed_segment_that_is_missing_is_made_again() -> None:
     """A hole has an end, and others have the bytes."""
 
@@ -306,6 +317,7 @@ def test_a_sealed_segment_that_is_missing_is_made_again() -> None:
     run(scenario)
 
 
+@pytest.mark.slow
 def test_bytes_that_contradict_the_own_index_are_not_believed(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -337,6 +349,7 @@ def test_bytes_that_contradict_the_own_index_are_not_believed(
     run(scenario)
 
 
+@pytest.mark.slow
 def test_a_log_without_an_end_makes_its_replica_join_with_nothing() -> None:
     """It is not known how much is missing; it copies all again."""
 
@@ -354,6 +367,7 @@ def test_a_log_without_an_end_makes_its_replica_join_with_nothing() -> None:
     run(scenario)
 
 
+@pytest.mark.slow
 def test_a_leader_whose_log_has_no_end_hands_over() -> None:
     """Another one leads, and it copies all again."""
 
@@ -370,6 +384,7 @@ def test_a_leader_whose_log_has_no_end_hands_over() -> None:
     run(scenario)
 
 
+@pytest.mark.slow
 def test_a_disk_that_refuses_the_bytes_is_asked_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

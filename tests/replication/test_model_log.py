@@ -2,6 +2,8 @@
 
 import random
 
+import pytest
+
 from metaq.model import Offset
 from metaq.replication.epochs import CopyFacts, Epoch, EpochStart
 from metaq.replication.progress import Quorum
@@ -93,6 +95,7 @@ class Leader:
         return self.rng.choice([ALL, frozenset({1, 2}), frozenset({1, 3})])
 
 
+@pytest.mark.slow
 def test_a_log_has_the_high_watermark_that_the_explorers_check(
     rng: random.Random,
 ) -> None:

@@ -80,6 +80,7 @@ def test_a_replica_that_is_not_in_the_record_is_not_let_in() -> None:
     run(scenario, are_started=False)
 
 
+@pytest.mark.slow
 def test_a_replica_that_is_removed_while_it_runs_rings(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -147,6 +148,7 @@ def test_a_directory_of_another_replica_is_not_taken() -> None:
     run(scenario, are_started=False)
 
 
+@pytest.mark.slow
 def test_a_number_that_is_in_use_changes_nothing() -> None:
     """A second broker of one number would make the first one's directory unknown."""
 
@@ -179,6 +181,7 @@ def test_a_number_that_is_in_use_changes_nothing() -> None:
     run(scenario)
 
 
+@pytest.mark.slow
 def test_three_replicas_come_in_sync_and_have_the_same_bytes() -> None:
     """The first one has the data, the others begin with nothing."""
 
@@ -200,6 +203,7 @@ def test_three_replicas_come_in_sync_and_have_the_same_bytes() -> None:
     run(scenario, are_started=False)
 
 
+@pytest.mark.slow
 def test_a_set_at_rest_looks_at_its_clocks_seldom() -> None:
     """Nothing else runs there, on the leader and on the others."""
 
@@ -225,6 +229,7 @@ def test_a_set_at_rest_looks_at_its_clocks_seldom() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_put_waits_for_no_set_that_is_too_small() -> None:
     """It is refused before it is appended, and another one a moment later is not."""
 
@@ -243,6 +248,7 @@ def test_a_put_waits_for_no_set_that_is_too_small() -> None:
     run(scenario, are_started=False)
 
 
+@pytest.mark.slow
 def test_a_follower_names_the_leader_to_producers() -> None:
     """Its refusal says that nothing was stored, and where to go."""
 
@@ -257,6 +263,7 @@ def test_a_follower_names_the_leader_to_producers() -> None:
     run(scenario)
 
 
+@pytest.mark.slow
 def test_a_replica_that_refuses_puts_does_not_send_producers_to_itself() -> None:
     """Its node is there before it leads, and for a moment after it has ended."""
 
@@ -294,6 +301,7 @@ def test_a_port_that_is_open_before_the_set_was_asked_takes_no_put() -> None:
 # -- a start that is interrupted ------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_carried_out", [True, False])
 def test_an_answer_that_is_lost_at_the_start_is_found_out(
     is_carried_out: bool,
@@ -310,6 +318,7 @@ def test_an_answer_that_is_lost_at_the_start_is_found_out(
     run(scenario)
 
 
+@pytest.mark.slow
 def test_a_start_goes_on_when_zookeeper_takes_requests_again() -> None:
     """A refusal for want of rights or quota is no reason to wait for ever."""
 
@@ -327,6 +336,7 @@ def test_a_start_goes_on_when_zookeeper_takes_requests_again() -> None:
     run(scenario)
 
 
+@pytest.mark.slow
 def test_a_set_file_without_space_is_written_later() -> None:
     """And nothing goes on before it is there: nobody follows, nobody is followed."""
 
@@ -347,6 +357,7 @@ def test_a_set_file_without_space_is_written_later() -> None:
     run(scenario)
 
 
+@pytest.mark.slow
 def test_a_copy_that_waits_for_space_says_so() -> None:
     """Until it goes on; what its alarm says has both numbers."""
 
@@ -376,6 +387,7 @@ def test_a_copy_that_waits_for_space_says_so() -> None:
 # -- what clients see -----------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_transactions_are_refused_in_one_sentence() -> None:
     """Their journal is no log of the set yet."""
 
@@ -389,6 +401,7 @@ def test_transactions_are_refused_in_one_sentence() -> None:
     run(scenario)
 
 
+@pytest.mark.slow
 def test_stats_say_who_leads() -> None:
     """Clients of named brokers take the leader of the greater epoch."""
 
@@ -405,6 +418,7 @@ def test_stats_say_who_leads() -> None:
     run(scenario)
 
 
+@pytest.mark.slow
 def test_a_replica_states_facts_in_every_role() -> None:
     """`stats replica` is what the commands of an operator read."""
 
@@ -426,6 +440,7 @@ def test_a_replica_states_facts_in_every_role() -> None:
     run(scenario)
 
 
+@pytest.mark.slow
 def test_a_log_that_is_not_settled_says_no_latest_offset() -> None:
     """After a start its high watermark may be old: a consumer would be sent back."""
 
@@ -456,6 +471,7 @@ def test_a_log_that_is_not_settled_says_no_latest_offset() -> None:
     run(scenario)
 
 
+@pytest.mark.slow
 def test_a_get_at_the_end_of_a_follower_waits() -> None:
     """And is answered when the leader's high watermark comes by."""
 
@@ -481,6 +497,7 @@ def alarms(rig: Replicas, number: int) -> set[Alarm]:
     return {each.alarm for each in find_problems(broker.control.status())}
 
 
+@pytest.mark.slow
 def test_health_says_what_an_operator_has_to_know_of_a_set() -> None:
     """A follower is healthy; a leader without followers is not, nor a frozen one."""
 
@@ -512,6 +529,7 @@ def test_health_says_what_an_operator_has_to_know_of_a_set() -> None:
 # -- life of a directory --------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_directory_from_some_seconds_ago_is_incomplete() -> None:
     """Its version is older than the one that ZooKeeper has: it begins again."""
 
@@ -537,6 +555,7 @@ def test_a_directory_from_some_seconds_ago_is_incomplete() -> None:
     run(scenario, times={HOLDINGS: 0.05})
 
 
+@pytest.mark.slow
 def test_a_follower_without_its_disk_joins_as_a_newcomer() -> None:
     """It leaves the set before it says a word, and comes in with all bytes."""
 
@@ -555,6 +574,7 @@ def test_a_follower_without_its_disk_joins_as_a_newcomer() -> None:
     run(scenario)
 
 
+@pytest.mark.slow
 def test_a_torn_tail_makes_a_replica_a_witness_of_less_until_it_has_followed() -> None:
     """The flag is on the disk before the tail goes, and goes when all is there."""
 

@@ -74,6 +74,7 @@ async def under_load(
 # -- hand-over ------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_leader_that_stops_hands_over_without_a_failed_send() -> None:
     """Another one leads at once, and the set goes on without the one that left."""
 
@@ -93,6 +94,7 @@ def test_a_leader_that_stops_hands_over_without_a_failed_send() -> None:
     run(scenario)
 
 
+@pytest.mark.slow
 def test_an_operator_moves_the_lead_without_a_failed_send() -> None:
     """The replica that was named leads; the one before follows it."""
 
@@ -118,6 +120,7 @@ def test_an_operator_moves_the_lead_without_a_failed_send() -> None:
     run(scenario)
 
 
+@pytest.mark.slow
 def test_a_leader_that_stops_alone_leaves_no_leader_and_claims_no_more() -> None:
     """Nobody can take over; its own next start does."""
 
@@ -135,6 +138,7 @@ def test_a_leader_that_stops_alone_leaves_no_leader_and_claims_no_more() -> None
     run(scenario, are_started=False)
 
 
+@pytest.mark.slow
 def test_a_follower_that_stops_leaves_the_set_at_once() -> None:
     """It says so: no put waits for the lag time."""
 
@@ -156,6 +160,7 @@ def test_a_follower_that_stops_leaves_the_set_at_once() -> None:
 # -- sessions -------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_leader_goes_on_in_a_new_session() -> None:
     """Its epoch stays: nobody else has claimed."""
 
@@ -180,6 +185,7 @@ def test_a_leader_goes_on_in_a_new_session() -> None:
     run(scenario)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_carried_out", [True, False])
 def test_a_lost_answer_to_a_claim_is_found_out(is_carried_out: bool) -> None:
     """The claimer leads if it landed, and somebody leads if it did not."""
@@ -202,6 +208,7 @@ def test_a_lost_answer_to_a_claim_is_found_out(is_carried_out: bool) -> None:
     run(scenario)
 
 
+@pytest.mark.slow
 def test_a_leader_without_zookeeper_goes_on_until_another_one_has_claimed() -> None:
     """All replicas pull, so nobody has claimed; then it steps down and follows."""
 
@@ -230,6 +237,7 @@ def test_a_leader_without_zookeeper_goes_on_until_another_one_has_claimed() -> N
     run(scenario)
 
 
+@pytest.mark.slow
 def test_puts_in_flight_end_in_doubt_when_a_leader_steps_down() -> None:
     """Whether they are stored is the next leader's to say."""
 
@@ -252,6 +260,7 @@ def test_puts_in_flight_end_in_doubt_when_a_leader_steps_down() -> None:
     run(scenario)
 
 
+@pytest.mark.slow
 def test_a_former_life_is_no_reason_to_wait() -> None:
     """A leader that is restarted at once deletes its own node, and claims."""
 
@@ -268,6 +277,7 @@ def test_a_former_life_is_no_reason_to_wait() -> None:
     run(scenario)
 
 
+@pytest.mark.slow
 def test_a_killed_leader_is_replaced_without_a_failed_send() -> None:
     """When its session is over; nothing that was acknowledged is missing."""
 
@@ -285,6 +295,7 @@ def test_a_killed_leader_is_replaced_without_a_failed_send() -> None:
     run(scenario)
 
 
+@pytest.mark.slow
 def test_a_leader_goes_on_with_ids_above_those_of_one_whose_clock_was_ahead() -> None:
     """No id is given twice."""
 
@@ -339,6 +350,7 @@ async def serves(rig: Replicas) -> None:
     await rig.equal()
 
 
+@pytest.mark.slow
 def test_a_record_that_was_set_back_freezes_all_until_it_is_restored() -> None:
     """Gets go on; nobody leads on a record that has forgotten what was promised."""
 
@@ -365,6 +377,7 @@ def test_a_record_that_was_set_back_freezes_all_until_it_is_restored() -> None:
     run(scenario)
 
 
+@pytest.mark.slow
 def test_replicas_of_a_wiped_zookeeper_go_on_after_it_is_restored() -> None:
     """Each makes its own node again: a restart is no reason to begin with nothing."""
 
@@ -387,6 +400,7 @@ def test_replicas_of_a_wiped_zookeeper_go_on_after_it_is_restored() -> None:
     run(scenario)
 
 
+@pytest.mark.slow
 def test_replicas_that_start_on_a_wiped_zookeeper_go_on_after_it_is_restored() -> None:
     """Those with their disks are complete; one that lost its own is not."""
 
@@ -413,6 +427,7 @@ def test_replicas_that_start_on_a_wiped_zookeeper_go_on_after_it_is_restored() -
     run(scenario)
 
 
+@pytest.mark.slow
 def test_replicas_that_start_frozen_thaw_when_the_record_is_back() -> None:
     """They had no part in the set yet: they begin then."""
 

@@ -42,6 +42,7 @@ def break_disk(replica: Replica) -> None:
         replica.disk.fail_at(replica.disk.calls + number, errno.EIO)
 
 
+@pytest.mark.slow
 def test_a_leader_whose_disk_fails_gives_up() -> None:
     """Another one leads, without a word of the disk; the broker answers on."""
 
@@ -65,6 +66,7 @@ def test_a_leader_whose_disk_fails_gives_up() -> None:
     run(scenario)
 
 
+@pytest.mark.slow
 def test_a_put_to_a_leader_whose_disk_has_failed_goes_to_the_next_one() -> None:
     """It is not stored, and no error for a sender that has time, whatever comes next.
 
@@ -90,6 +92,7 @@ def test_a_put_to_a_leader_whose_disk_has_failed_goes_to_the_next_one() -> None:
     run(scenario)
 
 
+@pytest.mark.slow
 def test_a_leader_that_cannot_save_the_record_gives_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -117,6 +120,7 @@ def test_a_leader_that_cannot_save_the_record_gives_up(
     run(scenario)
 
 
+@pytest.mark.slow
 def test_a_claimer_that_cannot_save_its_claim_leaves_it_to_others() -> None:
     """A record that is in no file is no ground to lead on."""
 
@@ -137,6 +141,7 @@ def test_a_claimer_that_cannot_save_its_claim_leaves_it_to_others() -> None:
     run(scenario)
 
 
+@pytest.mark.slow
 def test_a_follower_whose_disk_fails_is_waited_for_no_longer() -> None:
     """It acknowledges nothing, and is no candidate."""
 
@@ -156,6 +161,7 @@ def test_a_follower_whose_disk_fails_is_waited_for_no_longer() -> None:
     run(scenario)
 
 
+@pytest.mark.slow
 def test_a_leader_whose_disk_hangs_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """No wait for its storage thread comes between it and the next leader."""
 
@@ -179,6 +185,7 @@ def bug(*_args: object, **_keywords: object) -> None:
     raise AssertionError("a bug")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "name"), [(follow_task, "Follower"), (claims, "Merging")]
 )

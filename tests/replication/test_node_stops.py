@@ -18,6 +18,7 @@ SOON = {
 }
 
 
+@pytest.mark.slow
 def test_the_last_complete_member_leads_again_after_a_clean_stop() -> None:
     """One other is out of the set, one has lost its disk: neither could answer it."""
 
@@ -140,6 +141,7 @@ async def is_put_back_as_it_was_stopped(rig: Replicas, number: int) -> None:
     await rig[number].start()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "act", [is_stopped, is_stopped_twice, is_stopped_without_zookeeper]
 )
@@ -148,6 +150,7 @@ def test_a_replica_is_sure_after_a_clean_stop(act: Act) -> None:
     check(act, is_sure=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "act",
     [
@@ -181,6 +184,7 @@ def check(act: Act, *, is_sure: bool) -> None:
     run(scenario)
 
 
+@pytest.mark.slow
 def test_a_replica_that_was_killed_is_sure_when_it_has_caught_up() -> None:
     """Its leader knows what it has promised."""
 
@@ -197,6 +201,7 @@ def test_a_replica_that_was_killed_is_sure_when_it_has_caught_up() -> None:
     run(scenario)
 
 
+@pytest.mark.slow
 def test_a_frozen_replica_is_not_sure() -> None:
     """An operator decides first whose history is believed."""
 
@@ -209,6 +214,7 @@ def test_a_frozen_replica_is_not_sure() -> None:
     run(scenario)
 
 
+@pytest.mark.slow
 def test_a_zookeeper_that_was_set_back_makes_no_replica_sure() -> None:
     """Others went on without it, which neither it nor ZooKeeper knows any more."""
 

@@ -379,6 +379,7 @@ def test_a_set_begins_once() -> None:
         begin(fs, RECORD, 2, found=None)
 
 
+@pytest.mark.slow
 def test_what_failed_while_a_set_began_is_repeated() -> None:
     """Each call once; without the `set` file nothing has begun."""
     fs = make_data()
@@ -399,6 +400,7 @@ def test_what_failed_while_a_set_began_is_repeated() -> None:
         check_begun(fs, record, is_readable=not is_lost)
 
 
+@pytest.mark.slow
 def test_what_is_discarded_is_moved_aside_and_forgotten() -> None:
     """The next start finds an empty directory; each call that fails is repeated."""
     fs = make_data()

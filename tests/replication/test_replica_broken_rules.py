@@ -243,6 +243,7 @@ def test_the_rule_prevents_it(name: str) -> None:
     follow(config(name, switch=""), RULES[name].history.split("; "))
 
 
+@pytest.mark.slow
 def test_a_leader_without_a_lease_breaks_nothing() -> None:
     """A leader goes on when its session is over: others may have claimed, or not.
 

@@ -77,6 +77,7 @@ WALKS_EACH = 2_100 if IS_WHOLE else 10 if IS_QUICK else 60
 STEPS = 60
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("area", AREAS)
 def test_no_order_of_events_breaks_an_invariant(area: str) -> None:
@@ -88,6 +89,7 @@ def test_no_order_of_events_breaks_an_invariant(area: str) -> None:
     assert found.states > 400, str(found)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 @pytest.mark.parametrize("area", WALKS)

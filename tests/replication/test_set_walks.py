@@ -16,6 +16,7 @@ Prepare = Callable[[Walk, int], Awaitable[None]]
 WALKS = range(SEED, SEED + (20 if IS_WHOLE else 1 if IS_QUICK else 3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", WALKS)
 def test_nothing_that_was_promised_is_lost_on_a_walk(seed: int, tmp_path: Path) -> None:
     """And the set is well some time after the last fault."""
@@ -57,6 +58,7 @@ async def hold(walk: Walk, number: int) -> None:
     await walk.pause(0.0, 1.5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(SEED, SEED + (8 if IS_WHOLE else 1)))
 @pytest.mark.parametrize("before", [None, leave_out, hold], ids=["all", "out", "held"])
 def test_nothing_is_lost_when_all_lose_power(

@@ -388,6 +388,7 @@ class Life:
         rig.close()
 
 
+@pytest.mark.slow
 def test_whenever_the_power_goes_every_byte_has_its_number_and_epoch(
     seed: int,
 ) -> None:

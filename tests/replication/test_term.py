@@ -4,6 +4,8 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from metaq.replication.election import Flag, Presence, PresenceState
 from metaq.replication.epochs import Epoch
 from metaq.replication.progress import Leadership, Quorum
@@ -138,6 +140,7 @@ def test_a_join_makes_former_words_of_a_follower_void() -> None:
     play(scenario)
 
 
+@pytest.mark.slow
 def test_a_follower_that_was_taken_out_comes_in_when_it_pulls_again() -> None:
     """Its connection alone says nothing: it may be open one way only."""
 
@@ -165,6 +168,7 @@ def test_a_follower_that_was_taken_out_comes_in_when_it_pulls_again() -> None:
     play(scenario)
 
 
+@pytest.mark.slow
 def test_puts_are_refused_while_a_member_is_silent_and_end_in_doubt() -> None:
     """After the lag time; the member goes where the minimum remains."""
 
@@ -189,6 +193,7 @@ def test_puts_are_refused_while_a_member_is_silent_and_end_in_doubt() -> None:
     play(scenario)
 
 
+@pytest.mark.slow
 def test_a_leader_that_reaches_nobody_is_alone() -> None:
     """Some seconds after the last sign of any, and where others can lead."""
 

@@ -68,6 +68,7 @@ def bindings_of(kind: ExchangeKind) -> st.SearchStrategy[Binding]:
     return st.builds(Binding, TOPICS, keys.get(kind, st.just("")))
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_every_kind_finds_what_a_reader_finds_that_tries_everything(
     data: st.DataObject,
@@ -86,6 +87,7 @@ def test_every_kind_finds_what_a_reader_finds_that_tries_everything(
             assert matcher.topics(key, headers) == topics
 
 
+@pytest.mark.slow
 def test_ten_thousand_patterns_are_told_apart() -> None:
     """Each key finds its own binding, and those for all keys."""
     matcher = Matcher(ExchangeKind.TOPIC)

@@ -112,6 +112,7 @@ decisions = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(decisions, st.text(max_size=50))
 def test_what_is_written_is_read(decision: Decision, place: str) -> None:
     record = QueryRecord("turn", place, decision)
@@ -147,6 +148,7 @@ def test_other_bytes_are_refused(data: bytes) -> None:
         QueryRecord.decode(data)
 
 
+@pytest.mark.slow
 def test_a_decision_that_zookeeper_would_not_take_is_refused() -> None:
     """The sentence names both numbers, and what helps."""
     many = tuple(TaskBranch(task, ATTEMPT_MAX, (B0,)) for task in range(60_000))
@@ -179,6 +181,7 @@ def test_what_is_prepared_goes_by_the_decision(case: str) -> None:
     assert plan_recovery({broker_id: [found]}, DECISION, "sink-another") == ((), (), ())
 
 
+@pytest.mark.slow
 @given(
     decisions,
     st.dictionaries(

@@ -55,6 +55,7 @@ def recovered(broker: EmbeddedBroker) -> int:
         return len(xa.recover())
 
 
+@pytest.mark.slow
 def test_what_is_prepared_is_committed_by_another(
     brokers: list[EmbeddedBroker],
 ) -> None:
@@ -118,6 +119,7 @@ def test_the_first_failure_is_that_of_every_later_call(
     assert [recovered(each) for each in brokers] == [0, 0]
 
 
+@pytest.mark.slow
 def test_a_rollback_that_reaches_nobody_is_logged(
     brokers: list[EmbeddedBroker], caplog: pytest.LogCaptureFixture
 ) -> None:

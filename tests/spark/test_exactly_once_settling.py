@@ -41,6 +41,7 @@ def prepare(address: str) -> TaskBranch:
     return branch
 
 
+@pytest.mark.slow
 def test_what_was_prepared_and_not_decided_is_rolled_back(tmp_path: Path) -> None:
     """A task has prepared, and its driver has ended without a decision."""
     with EmbeddedBroker(

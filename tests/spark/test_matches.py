@@ -51,6 +51,7 @@ def runs_of(records: list[bytes], wanted: set[int]) -> bytes:
     return encode_runs(runs)
 
 
+@pytest.mark.slow
 @given(RECORDS, st.data())
 def test_runs_give_the_rows_of_the_bytes_that_they_are_of(
     described: list[Any], data: Any

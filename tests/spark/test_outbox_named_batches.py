@@ -177,6 +177,7 @@ def test_spans_keep_order_and_limits(
         assert is_within or len(piece) == 1 or not has_mput
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("capabilities", "command"), [(OURS, Mput), (JAVA, Put)], ids=["ours", "java"]
 )

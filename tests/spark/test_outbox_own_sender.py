@@ -53,6 +53,7 @@ def test_addresses_may_be_added_until_they_are_asked_for() -> None:
     assert found == [BrokerAddress("h", 1), BrokerAddress("h", 2)]
 
 
+@pytest.mark.slow
 def test_a_call_ends_with_its_time_where_nobody_listens() -> None:
     """The error is of the broker; the close waits for no attempt."""
     with reserved_port() as port:

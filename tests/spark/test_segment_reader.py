@@ -258,6 +258,7 @@ def test_a_zip_is_read_in_pieces(data_dir: Path) -> None:
     assert values(options(directory)) == sent
 
 
+@pytest.mark.slow
 def test_a_message_above_the_limit_is_refused_before_memory_is_taken(
     directory: Path,
 ) -> None:

@@ -156,6 +156,7 @@ def test_attributes_become_part_of_the_payload() -> None:
     assert list(zip(there.payloads, there.flags, strict=True)) == expected
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.tuples(st.binary(max_size=4), st.none() | st.binary(max_size=2))),
     st.sampled_from(["partition", None]),
@@ -182,6 +183,7 @@ def test_columns_and_single_rows_give_the_same(
     } == expected
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         st.tuples(

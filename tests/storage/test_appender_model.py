@@ -266,6 +266,7 @@ class Promised(Ticket):
         assert self._world.in_flight[self._log.log_id].popleft() is self
 
 
+@pytest.mark.slow
 def test_every_append_is_answered_once_in_its_turn_and_truly(
     rng: random.Random, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -142,6 +142,7 @@ def test_a_log_that_was_cut_is_one_that_never_had_more(fs: FaultyFileSystem) -> 
     late.close()
 
 
+@pytest.mark.slow
 @for_each("number", range(2, 10))
 def test_any_offset_from_the_high_watermark_on_can_be_cut_at(number: int) -> None:
     """The beginnings of segments, the end of the log, and those in between."""
@@ -405,6 +406,7 @@ def test_the_scenario_has_every_step() -> None:
     assert CALLS > 60
 
 
+@pytest.mark.slow
 @for_each("number", range(1, CALLS + 1))
 def test_a_kill_at_any_call_leaves_a_log_that_opens(number: int) -> None:
     """And the power may go at that moment as well; the same cut ends it."""
@@ -434,6 +436,7 @@ def test_a_kill_at_any_call_leaves_a_log_that_opens(number: int) -> None:
         assert check_prefix(found) == CUT
 
 
+@pytest.mark.slow
 @for_each("number, error", failures(CALLS, (errno.EIO, errno.ENOSPC, errno.EINTR)))
 def test_any_call_may_fail_once(number: int, error: int) -> None:
     """Want of room is reported and the log goes on; else the directory is offline."""
@@ -482,6 +485,7 @@ def test_a_cut_on_a_full_disk_is_done_when_there_is_room(fs: FaultyFileSystem) -
 # -- any log
 
 
+@pytest.mark.slow
 def test_a_cut_is_the_prefix_of_any_log(rng: random.Random) -> None:
     """Whatever groups, batches and segments it has, and again after more of them."""
     for _ in range(examples(15)):

@@ -162,6 +162,7 @@ def test_a_log_that_is_forgotten_may_be_moved(fs: FaultyFileSystem) -> None:
     assert fs.open_paths() == []
 
 
+@pytest.mark.slow
 def test_forgetting_on_a_disk_that_fails_says_so(fs: FaultyFileSystem) -> None:
     """For every call: it is reported once, nothing stays open, and a start goes on."""
     filled(fs)

@@ -124,6 +124,7 @@ def test_where_many_records_have_it_it_says_nothing() -> None:
     assert (found.end, list(found.offsets)) == (made.ends[0], [])
 
 
+@pytest.mark.slow
 def test_a_few_fields_are_looked_up_at_once() -> None:
     """The rest is another look."""
     made = Made(rare(2000, "paid"), 200, size=GAP_BYTES)

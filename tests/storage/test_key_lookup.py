@@ -34,6 +34,7 @@ ACTS = [
 ]
 
 
+@pytest.mark.slow
 def test_an_index_never_changes_an_answer() -> None:
     """Appends, trims, cuts, restarts, power cuts, damaged and removed indexes."""
     done, blocks = Counter[str](), 0
@@ -131,6 +132,7 @@ def test_fields_of_one_hash_are_told_apart(narrow: int) -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("copies", [1, 30])
 def test_a_bit_that_flips_in_an_index_changes_no_answer(copies: int) -> None:
     """Each bit of one page; of several, some: what does not hold is not believed."""
@@ -190,6 +192,7 @@ def test_a_record_that_is_damaged_is_not_given_as_an_answer() -> None:
             ask(fs, segment, FIELDS[-1])
 
 
+@pytest.mark.slow
 def test_a_search_may_begin_anywhere() -> None:
     """A record that ends above the offset is not found, with an index or without."""
     fs, segment = small_log(*PAYLOADS)

@@ -104,6 +104,7 @@ def test_entries_are_ordered_as_doubles_as_they_are_as_numbers(pairs) -> None:
     assert list(ordered) == sorted(entries)
 
 
+@pytest.mark.slow
 def test_runs_are_merged_some_at_a_time() -> None:
     """Sorting all would stop the other threads of a broker meanwhile."""
     rng = random.Random(SEED)

@@ -164,6 +164,7 @@ def test_a_data_directory_may_be_spelled_with_a_slash_behind_it(
     bench.close()
 
 
+@pytest.mark.slow
 def test_a_failed_start_leaves_nothing_open(fs: FaultyFileSystem) -> None:
     """Whichever call fails, the next start finds the directory unlocked."""
     bench = opened(fs, segment_bytes_max=50)

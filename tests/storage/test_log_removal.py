@@ -162,6 +162,7 @@ def check(fs: FaultyFileSystem, *, is_done: bool) -> None:
     bench.close()
 
 
+@pytest.mark.slow
 def test_whenever_the_power_goes_a_log_is_there_or_aside(seed: int) -> None:
     """As a whole, and what was begun may be done again."""
     disk = FaultyFileSystem(has_syncs=False)
@@ -182,6 +183,7 @@ def test_whenever_the_power_goes_a_log_is_there_or_aside(seed: int) -> None:
             check(point.disk.crash(choose), is_done=point.progress)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
 def test_whichever_call_fails_a_log_is_there_or_aside(number: int, seed: int) -> None:
     """It is reported, or has done no harm; nothing stays open."""

@@ -2,6 +2,8 @@
 
 import errno
 
+import pytest
+
 from metaq.model import LogId
 from tests.rigs.fs import FaultyFileSystem, crash_points, keep_all, keep_none
 from tests.storage.support import DATA, Ledger, check_kept, log_of, opened, put
@@ -24,6 +26,7 @@ def test_logs_that_begin_together_share_syncs(fs: FaultyFileSystem) -> None:
     bench.close()
 
 
+@pytest.mark.slow
 def test_a_power_cut_takes_no_first_put_that_was_acknowledged() -> None:
     """Whatever of the names and of the indexes the disk has kept."""
     fs, ledger = FaultyFileSystem(), Ledger()

@@ -3,6 +3,8 @@
 import random
 from collections.abc import Callable
 
+import pytest
+
 from metaq.errors import ClosedError, MayBeStoredError, StorageError
 from metaq.model import Offset, SizeBytes
 from metaq.storage.append_request import CopiedAppends
@@ -191,6 +193,7 @@ class Replica:
                 assert str(ticket.error).endswith("outcome unknown")
 
 
+@pytest.mark.slow
 def test_nothing_that_was_readable_changes_and_no_answer_is_of_other_bytes(
     rng: random.Random,
 ) -> None:

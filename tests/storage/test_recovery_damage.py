@@ -130,6 +130,7 @@ def test_ranges_of_damage_that_touch_are_one() -> None:
     assert (found.offset, found.next_good_offset) == (30, 130)
 
 
+@pytest.mark.slow
 def test_a_file_that_is_shorter_than_its_index_stops_the_log() -> None:
     """Acknowledged bytes are gone: the readable ones end at the last whole record."""
     for size in range(len(BYTES)):

@@ -130,6 +130,7 @@ def kill_at(number: int) -> Callable[[Operation], None]:
     return hook
 
 
+@pytest.mark.slow
 @for_each("number", range(1, CALLS + 1))
 def test_a_kill_at_any_call_is_followed_by_the_same_bytes(number: int) -> None:
     """The second start finishes what the first began, the third finds nothing."""

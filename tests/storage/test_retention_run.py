@@ -421,6 +421,7 @@ def test_a_segment_that_may_not_be_removed_stays_and_stops_nothing(
     bench.close()
 
 
+@pytest.mark.slow
 def test_a_failed_removal_is_reported_and_loses_nothing(
     fs: FaultyFileSystem, clock: ManualClock
 ) -> None:

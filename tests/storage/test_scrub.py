@@ -296,6 +296,7 @@ def test_the_first_pass_begins_anywhere_and_goes_round() -> None:
         assert shell.scrub.state().passes == 1
 
 
+@pytest.mark.slow
 def test_a_step_looks_at_one_log() -> None:
     """However many there are; all have their turn, and no log is asked in between."""
     disk = sealed_and_active()

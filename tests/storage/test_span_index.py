@@ -278,6 +278,7 @@ def test_the_seal_has_the_bytes_of_the_drawing() -> None:
     assert decode_index(sealed, BASE) == EXAMPLE
 
 
+@pytest.mark.slow
 def test_totals_come_from_the_seal_and_without_it_from_the_entries() -> None:
     """Every flipped bit of the file gives the same totals or such of a prefix."""
     disk = disk_with_directory()

@@ -194,6 +194,7 @@ def damaged(
     assert disk.open_paths() == []
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(200), deadline=None)
 @given(
     st.booleans(),

@@ -65,6 +65,7 @@ def test_records_between_two_offsets_are_counted_exactly(a_log, start, end) -> N
     assert disk.open_paths() == []
 
 
+@pytest.mark.slow
 def test_a_boundary_is_the_start_of_a_record_or_the_log_end() -> None:
     """Whatever the indexes cover."""
     for disk, segments in LOGS:

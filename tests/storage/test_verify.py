@@ -208,6 +208,7 @@ def test_names_and_holes_are_findings() -> None:
     assert "is missing" in str(check(missing).findings[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_use", [True, False])
 def test_an_active_segment_that_is_shorter_than_its_index_is_named_as_at_a_start(
     in_use: bool,

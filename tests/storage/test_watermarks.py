@@ -280,6 +280,7 @@ def test_watermarks_are_written_once_a_second_where_they_have_moved(
     assert fs.open_paths() == []
 
 
+@pytest.mark.slow
 def test_a_watermark_is_never_higher_than_what_was_readable(
     fs: FaultyFileSystem,
 ) -> None:
@@ -385,6 +386,7 @@ def forced_cut(bench: StorageBench) -> list[Exception | None]:
     return done
 
 
+@pytest.mark.slow
 def test_a_start_knows_of_a_forced_cut_whenever_the_power_goes(seed: int) -> None:
     """It misses nothing, neither by its watermark nor by the record."""
     disk = FaultyFileSystem(has_syncs=False)
@@ -418,6 +420,7 @@ def test_a_start_knows_of_a_forced_cut_whenever_the_power_goes(seed: int) -> Non
             bench.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
 def test_whichever_call_of_a_forced_cut_fails_it_is_reported(
     number: int, seed: int

@@ -96,6 +96,7 @@ def test_it_is_a_real_broker_that_clients_find(broker: EmbeddedBroker) -> None:
     assert broker.client_options["coordinator"] == broker.coordinator_factory
 
 
+@pytest.mark.slow
 def test_what_was_put_survives_a_restart(broker: EmbeddedBroker) -> None:
     """Same port, same data; while it is stopped, clients do not find it."""
     put(broker, "test", 1, b"kept")
@@ -110,6 +111,7 @@ def test_what_was_put_survives_a_restart(broker: EmbeddedBroker) -> None:
     assert find_cluster(broker).brokers == {0: BrokerAddress("127.0.0.1", port)}
 
 
+@pytest.mark.slow
 def test_topics_are_created_at_run_time(broker: EmbeddedBroker) -> None:
     """Found when the call returns, changed by another one, kept by a restart."""
     broker.create_topic("more", partitions=3)
@@ -144,6 +146,7 @@ def test_a_temporary_directory_goes_with_the_broker() -> None:
     assert not path.exists()
 
 
+@pytest.mark.slow
 def test_two_brokers_share_a_zookeeper(tmp_path: Path) -> None:
     """Each under its own number."""
     zookeeper = MemoryZooKeeper()

@@ -69,6 +69,7 @@ def test_puts_that_arrive_together_are_stored_in_another_order(
     assert broker.payloads() == [b"%d" % reply.opaque for reply in replies]
 
 
+@pytest.mark.slow
 def test_answers_come_in_pieces(broker: FakeBroker) -> None:
     """The bytes are the same, whatever the pieces."""
     broker.add(b"x" * 1000)

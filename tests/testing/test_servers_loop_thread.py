@@ -25,6 +25,7 @@ def test_work_runs_elsewhere_and_its_outcome_comes_back() -> None:
             thread.call(lambda: 1 // 0)
 
 
+@pytest.mark.slow
 def test_work_that_takes_too_long_is_cancelled() -> None:
     """The caller goes on at its deadline, and the work ends."""
     with BoundedLoopThread("elsewhere") as thread:

@@ -254,6 +254,7 @@ def test_a_partition_that_is_lost_gets_its_batch_again() -> None:
         disk = bench.fs.crash(keep_all)
 
 
+@pytest.mark.slow
 def test_many_transactions_over_small_files_leave_one_file() -> None:
     """A journal limit of 512 bytes and 2,000 transactions: numbers grow, files go."""
     bench = opened(FaultyFileSystem(), file_bytes_max=512)
@@ -596,6 +597,7 @@ def test_a_commit_finds_its_batch_behind_other_puts() -> None:
     assert opened(disk).payloads() == wanted
 
 
+@pytest.mark.slow
 def test_a_place_that_a_power_cut_has_torn_is_no_damage() -> None:
     """Whatever is in its eight bytes: the batch is found from its bound on, once, with
     a side file or without.
@@ -639,6 +641,7 @@ def prepared_disk() -> FaultyFileSystem:
     return bench.fs.crash(keep_all)
 
 
+@pytest.mark.slow
 def test_rot_is_refused_wherever_it_is() -> None:
     """Any bit of bytes that were synced: the journal says where, and is not changed."""
     disk = prepared_disk()
@@ -696,6 +699,7 @@ def test_a_journal_without_side_files_opens() -> None:
     assert sorted(again.coordinator.recover(None)) == [XA, XB]
 
 
+@pytest.mark.slow
 def test_a_side_file_that_is_damaged_is_no_help_and_no_harm() -> None:
     """Whichever bit of it is wrong, what is prepared is restored."""
     disk = prepared_disk()

@@ -251,6 +251,7 @@ def test_a_life_without_a_crash_keeps_what_it_promised() -> None:
     check(fs.snapshot(), life.snapshot())
 
 
+@pytest.mark.slow
 def test_a_life_of_commits_together_keeps_what_it_promised() -> None:
     """The other scenario is what it says, too."""
     fs = FaultyFileSystem()
@@ -363,6 +364,7 @@ def test_an_opening_may_be_cut_too(
             check(disk, point.progress, keeps_last=sync_mode == 1)
 
 
+@pytest.mark.slow
 def test_a_torn_copy_is_never_believed_before_its_original() -> None:
     """An opening was cut while it wrote the copy, the next one while it cleaned up."""
     bench = opened(FaultyFileSystem())

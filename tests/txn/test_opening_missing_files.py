@@ -62,6 +62,7 @@ def check_damage(disk: FaultyFileSystem, text: str) -> None:
         assert contents(disk) == before
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_not_believed_over_redo_files(rng: random.Random) -> None:
     """Whichever bit of it is wrong: all that is prepared is restored, and a Java broker
     that comes next, which does believe it, finds all as well.
@@ -161,6 +162,7 @@ def test_what_a_java_broker_removed_or_never_made_is_no_damage() -> None:
         assert XIDS[-1] in opened(disk).coordinator.recover(None)
 
 
+@pytest.mark.slow
 def test_no_crash_is_called_damage(seed: int, rng: random.Random) -> None:
     """Of a first start, of files that begin and go, of a stop and of the next start."""
     fs = FaultyFileSystem()
@@ -218,6 +220,7 @@ def open_twice(disk: FaultyFileSystem, *, is_full: bool) -> bool:
     return had_none
 
 
+@pytest.mark.slow
 def test_an_opening_without_space_is_tried_again() -> None:
     """However much is missing: what was prepared is there, in the end in one file."""
     good = prepared_disk()
@@ -233,6 +236,7 @@ def test_an_opening_without_space_is_tried_again() -> None:
     assert (refused[0], refused[-1]) == (True, False)
 
 
+@pytest.mark.slow
 def test_whichever_call_finds_no_space_nothing_is_lost(seed: int) -> None:
     """Also after a power cut just then."""
     good = prepared_disk(checkpoint=True)
@@ -250,6 +254,7 @@ def test_whichever_call_finds_no_space_nothing_is_lost(seed: int) -> None:
     assert refused
 
 
+@pytest.mark.slow
 def test_a_first_opening_that_was_tried_again_closes_as_others_do() -> None:
     """Nothing writes to the files of the earlier try."""
     for spare in range(0, 200, 8):

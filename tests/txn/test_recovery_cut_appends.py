@@ -200,6 +200,7 @@ def cut_disks(
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("segment_bytes_max", [1, 1 << 20])
 @pytest.mark.parametrize("keys", ORDERS)
 def test_a_part_is_not_shown_before_the_rest_is_there(
@@ -238,6 +239,7 @@ def test_a_part_is_not_shown_before_the_rest_is_there(
         assert visible(killed(bench)) == shown
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keys", ORDERS)
 def test_a_start_without_room_for_the_journal_does_not_show_a_part_either(
     keys: tuple[str, ...], rng: random.Random
@@ -345,6 +347,7 @@ def test_no_power_cut_leaves_a_half_that_can_be_read(
             assert visible(killed(bench)) == shown
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keys", DECISIONS)
 def test_the_journal_forgets_only_what_no_power_cut_can_take(
     keys: tuple[str, ...], seed: int

@@ -41,6 +41,7 @@ def torn_after(number: int) -> Choose:
     return choose
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sync_mode", [0, 1, 2])
 @pytest.mark.parametrize("size", [10, 3000])
 def test_what_is_committed_is_what_was_put(

@@ -130,6 +130,7 @@ def test_a_java_broker_takes_over_behind_a_kill_at_every_call(
         judge(disk.crash(keep_all), stories)
 
 
+@pytest.mark.slow
 def test_a_place_is_right_before_the_batch_is_written() -> None:
     """Also of a second try, when the first one found no room and others went first."""
     key = "TX:s:1"
@@ -159,6 +160,7 @@ def test_a_place_is_right_before_the_batch_is_written() -> None:
     assert not wrong
 
 
+@pytest.mark.slow
 def test_places_of_a_group_are_one_write() -> None:
     """One for each partition that they lie in, and right before a batch is written."""
     bench = opened(FaultyFileSystem())

@@ -93,6 +93,7 @@ def in_turn(*acts: Act) -> Act:
     return script
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("act", [refuse, garble])
 def test_a_server_that_does_not_greet_is_asked_again(act: Act) -> None:
     """Also where its answer cannot be read; later and later, not in a busy loop."""
@@ -111,6 +112,7 @@ def test_a_server_that_does_not_greet_is_asked_again(act: Act) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_a_mute_server_does_not_keep_the_others_from_being_asked() -> None:
     async def scenario() -> None:
         async with scripted_server(mute) as bad, scripted_server(grant) as good:
@@ -127,6 +129,7 @@ def test_a_mute_server_does_not_keep_the_others_from_being_asked() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_a_lost_connection_is_made_again_with_the_same_session() -> None:
     """Password and last transaction are those that its server gave."""
 
@@ -213,6 +216,7 @@ def test_a_change_without_an_answer_is_in_doubt_and_a_read_is_not() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_a_session_that_is_over_is_followed_by_another() -> None:
     """Its server says so in the greeting. The next one sees nothing older."""
 
@@ -243,6 +247,7 @@ def test_a_session_that_is_over_is_followed_by_another() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_a_silent_connection_is_left_while_the_session_lives() -> None:
     """Another server goes on with it: nothing of it is given up."""
 
@@ -284,6 +289,7 @@ def test_a_session_is_believed_in_from_when_its_greeting_was_sent() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_a_request_waits_for_the_answers_of_a_bounded_number_of_watches() -> None:
     """A broker of many topics reads thousands when it has connected."""
 
@@ -338,6 +344,7 @@ def test_a_parent_that_another_client_creates_first_is_a_parent() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_a_session_that_asks_nothing_is_kept_alive() -> None:
     """Beat by beat, for longer than it lives after the last one."""
 
@@ -364,6 +371,7 @@ def test_a_session_that_asks_nothing_is_kept_alive() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_each_connection_that_was_in_use_is_replaced_without_a_pause() -> None:
     """However often; only attempts in a row come later and later."""
 
@@ -392,6 +400,7 @@ def test_each_connection_that_was_in_use_is_replaced_without_a_pause() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_a_session_that_is_given_up_is_ended_when_a_server_is_back(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -426,6 +435,7 @@ def test_a_session_that_is_given_up_is_ended_when_a_server_is_back(
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_a_session_that_is_given_up_is_replaced_without_a_pause() -> None:
     """However long its server had refused it, as one does that has lost its data."""
 
@@ -454,6 +464,7 @@ def test_a_session_that_is_given_up_is_replaced_without_a_pause() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_a_session_that_cannot_be_ended_is_left_to_expire() -> None:
     """Servers are asked later and later, for no longer than it may live."""
 
@@ -475,6 +486,7 @@ def test_a_session_that_cannot_be_ended_is_left_to_expire() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_a_stop_does_not_wait_for_a_server_that_answers_nothing() -> None:
     """The caller has waited for it already; it is sent the end all the same."""
     asked: list[int] = []
@@ -498,6 +510,7 @@ def test_a_stop_does_not_wait_for_a_server_that_answers_nothing() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_a_stop_ends_the_session_or_says_that_it_could_not(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

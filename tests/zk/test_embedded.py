@@ -138,6 +138,7 @@ def test_a_server_that_dies_at_start_is_reported_with_its_last_words(
     assert server.pid is None
 
 
+@pytest.mark.slow
 def test_a_server_that_never_answers_is_given_up_in_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,6 +166,7 @@ def test_a_port_that_is_taken_is_refused_before_anything_starts(
             server.start()
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken_while_java_starts_is_left_for_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -265,6 +265,7 @@ def test_acks_that_gather_leave_at_the_end_at_once() -> None:
     run(scenario, prefetch=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_own", [True, False])
 def test_settles_without_an_answer_hold_up_takes_from_their_broker_alone(
     *, is_own: bool
@@ -380,6 +381,7 @@ def test_a_new_connection_hears_first_what_is_held() -> None:
     run(scenario, prefetch=2)
 
 
+@pytest.mark.slow
 def test_a_take_that_fails_in_the_pause_after_another_failure_is_sent_again() -> None:
     """It was on its way over the former connection when no leader was to be found."""
 
@@ -499,6 +501,7 @@ def test_a_broker_without_queue_groups_is_named() -> None:
     run(scenario)
 
 
+@pytest.mark.slow
 def test_a_group_that_a_broker_does_not_know_is_asked_for_some_seconds() -> None:
     """It may not have heard of it yet; then the queue ends with its sentence."""
 
@@ -558,6 +561,7 @@ def test_a_refusal_for_good_ends_the_queue_with_the_sentence_of_the_broker() -> 
     run(scenario)
 
 
+@pytest.mark.slow
 def test_empty_answers_that_come_at_once_do_not_make_it_spin() -> None:
     async def scenario(rig: Rig) -> None:
         answer = rig.script.answer

@@ -32,6 +32,7 @@ QUICKLY_S = 8.0
 """Half of the time that the end of a block has."""
 
 
+@pytest.mark.slow
 def test_the_end_of_the_block_gives_everything_back(client: Any) -> None:
     """A message that was not handed out is released; one that was is returned."""
     send(client, "single", b"a", b"b")
@@ -57,6 +58,7 @@ def test_a_queue_is_started_once_and_not_used_before(client: Any) -> None:
         queue.start()
 
 
+@pytest.mark.slow
 def test_a_group_that_is_defined_otherwise_is_refused(client: Any) -> None:
     """With the difference; and so is a group that says nothing of dead letters."""
     with (
@@ -97,6 +99,7 @@ def test_an_option_that_cannot_be_is_named(client: Any, options: Any) -> None:
         client.queue("single", group="g", **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", ["sync", "async"])
 def test_a_worker_keeps_what_it_has_over_a_restart(
     world: str, broker: EmbeddedBroker
@@ -118,6 +121,7 @@ def test_a_worker_keeps_what_it_has_over_a_restart(
             assert queue.statistics().lost_count == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_made_again", [False, True])
 def test_a_worker_whose_group_was_deleted_hears_of_it(
     client: Any, caplog: pytest.LogCaptureFixture, *, is_made_again: bool
@@ -140,6 +144,7 @@ def test_a_worker_whose_group_was_deleted_hears_of_it(
     assert caplog.text.count("not settled") < 9
 
 
+@pytest.mark.slow
 def test_a_worker_whose_topic_was_deleted_says_so_once(
     client: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

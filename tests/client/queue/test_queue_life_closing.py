@@ -46,6 +46,7 @@ def in_thread(work: Any, *args: Any, **named: Any) -> threading.Thread:
     return thread
 
 
+@pytest.mark.slow
 def test_handlers_end_before_their_worker_does(client: Any) -> None:
     """Their messages are done; no other worker had them while they were handled."""
     send(client, "single", b"a", b"b", b"c")
@@ -65,6 +66,7 @@ def test_handlers_end_before_their_worker_does(client: Any) -> None:
     assert left(client, 0) == []
 
 
+@pytest.mark.slow
 def test_a_handler_that_does_not_end_is_not_waited_for_longer(
     client: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -84,6 +86,7 @@ def test_a_handler_that_does_not_end_is_not_waited_for_longer(
         running.join(WAIT_S)
 
 
+@pytest.mark.slow
 def test_a_handler_may_close_its_worker(client: Any) -> None:
     """A message that it has not settled is returned; the close does not wait for it."""
     send(client, "single", b"a")
@@ -94,6 +97,7 @@ def test_a_handler_may_close_its_worker(client: Any) -> None:
     assert left(client) == [(b"a", 2)]
 
 
+@pytest.mark.slow
 def test_a_handler_that_a_run_gave_up_is_not_waited_for_again(
     broker: EmbeddedBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -110,6 +114,7 @@ def test_a_handler_that_a_run_gave_up_is_not_waited_for_again(
         handler.may_go_on.set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", ["sync", "async"])
 def test_what_handlers_say_at_the_end_outlives_a_lost_connection(
     world: str, broker: EmbeddedBroker

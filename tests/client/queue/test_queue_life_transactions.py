@@ -28,6 +28,7 @@ def made(client: Any, topic: str = "dead") -> list[bytes]:
     return [each.data for each in client.browse(topic)]
 
 
+@pytest.mark.slow
 def test_a_commit_settles_the_message_with_the_output(client: Any) -> None:
     """Once: it is settled from the ack on, and is never delivered again."""
     send(client, "single", b"a")
@@ -49,6 +50,7 @@ def test_a_commit_settles_the_message_with_the_output(client: Any) -> None:
         assert again.receive(0.5) is None
 
 
+@pytest.mark.slow
 def test_an_ack_may_begin_the_transaction_and_have_a_message_twice_never(
     client: Any,
 ) -> None:
@@ -64,6 +66,7 @@ def test_an_ack_may_begin_the_transaction_and_have_a_message_twice_never(
         assert queue.statistics().acked_count == 9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["rollback", "exception", "time"])
 def test_after_a_rollback_the_message_is_here_again(how: str, client: Any) -> None:
     """It is renewed, and may be settled as if it had not been acked."""
@@ -99,6 +102,7 @@ def test_after_a_rollback_the_message_is_here_again(how: str, client: Any) -> No
             tx.ack(again)
 
 
+@pytest.mark.slow
 def test_a_message_that_is_lost_fails_the_transaction(client: Any) -> None:
     """Another worker makes the output."""
     send(client, "single", b"a")
@@ -125,6 +129,7 @@ def test_a_message_that_is_lost_fails_the_transaction(client: Any) -> None:
         assert queue.statistics().lost_count == 1
 
 
+@pytest.mark.slow
 def test_a_rollback_after_the_end_of_a_worker_holds_nothing(client: Any) -> None:
     """There is no one to renew its lease."""
     send(client, "single", b"a")
@@ -136,6 +141,7 @@ def test_a_rollback_after_the_end_of_a_worker_holds_nothing(client: Any) -> None
         assert queue.statistics().held_count == 0
 
 
+@pytest.mark.slow
 def test_run_leaves_alone_what_its_handler_acked_in_a_transaction(client: Any) -> None:
     """One that fails is returned, with the delay of the group."""
     send(client, "single", b"a", b"b")
@@ -157,6 +163,7 @@ def test_run_leaves_alone_what_its_handler_acked_in_a_transaction(client: Any) -
         assert sorted(made(client)) == [b"a", b"b"]
 
 
+@pytest.mark.slow
 def test_wrong_uses_are_refused_in_a_sentence(
     client: Any, broker: EmbeddedBroker, request: pytest.FixtureRequest
 ) -> None:
@@ -191,6 +198,7 @@ def test_wrong_uses_are_refused_in_a_sentence(
         producer.transaction().ack(second)
 
 
+@pytest.mark.slow
 def test_what_is_sent_after_an_ack_goes_to_the_broker_of_the_message(
     client: Any, broker: EmbeddedBroker
 ) -> None:
@@ -209,6 +217,7 @@ def test_what_is_sent_after_an_ack_goes_to_the_broker_of_the_message(
         assert [each.partition.name for each in client.browse("dead")] == ["0-0"] * 9
 
 
+@pytest.mark.slow
 def test_an_ack_whose_group_was_deleted_says_so_as_any(client: Any) -> None:
     """The group is named, and nothing is stored."""
     send(client, "single", b"a")

@@ -24,6 +24,7 @@ SHORT: dict[str, Any] = {**DROP, "lease_s": 1.0, "handle_s_max": 0.1, "prefetch"
 WAIT_S = 60.0
 
 
+@pytest.mark.slow
 def test_a_nack_comes_again_and_a_release_does_not_count(client: Any) -> None:
     """After the delay, with its number."""
     send(client, "single", b"a")
@@ -55,6 +56,7 @@ def test_a_message_is_settled_once_and_by_its_queue(client: Any) -> None:
         second.nack()
 
 
+@pytest.mark.slow
 def test_ack_nowait_has_its_outcome_later(client: Any) -> None:
     """Many of them are one request."""
     send(client, "single", *[b"%d" % n for n in range(30)])
@@ -68,6 +70,7 @@ def test_ack_nowait_has_its_outcome_later(client: Any) -> None:
         assert queue.statistics().acked_count == 30
 
 
+@pytest.mark.slow
 def test_a_lease_is_renewed_while_a_message_is_here(client: Any) -> None:
     """For longer than it is; another worker does not get it."""
     send(client, "single", b"a")
@@ -81,6 +84,7 @@ def test_a_lease_is_renewed_while_a_message_is_here(client: Any) -> None:
         message.ack()
 
 
+@pytest.mark.slow
 def test_a_lease_that_is_not_renewed_is_lost(client: Any) -> None:
     """After `handle_s_max`: the next worker has the message."""
     send(client, "single", b"a")
@@ -129,6 +133,7 @@ def test_a_message_is_neither_copied_nor_sent_to_another_process(client: Any) ->
         message.ack()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 def test_a_message_is_not_settled_in_the_child_of_a_fork(
     broker: EmbeddedBroker,
@@ -144,6 +149,7 @@ def test_a_message_is_not_settled_in_the_child_of_a_fork(
             message.ack()
 
 
+@pytest.mark.slow
 def test_an_ack_that_is_lost_and_not_waited_for_is_no_traceback(
     broker: EmbeddedBroker, caplog: pytest.LogCaptureFixture
 ) -> None:

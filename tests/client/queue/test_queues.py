@@ -21,6 +21,7 @@ def threads_client(broker: EmbeddedBroker) -> Any:
         yield client
 
 
+@pytest.mark.slow
 def test_threads_share_one_queue_object(threads_client: Client) -> None:
     """Each message is with one of them, and acked from where it is."""
     count = 200
@@ -58,6 +59,7 @@ def test_a_thread_that_waits_ends_with_its_queue(threads_client: Client) -> None
     thread.join(30)
 
 
+@pytest.mark.slow
 def test_run_handles_several_messages_at_once(threads_client: Client) -> None:
     """As many as it is asked for, though the prefetch is less."""
     send(threads_client, "single", b"a", b"b", b"c")
@@ -86,6 +88,7 @@ def test_a_handler_that_is_async_is_refused(threads_client: Client) -> None:
         queue.run(handle)
 
 
+@pytest.mark.slow
 def test_an_ack_on_the_own_thread_of_the_client_is_refused(
     threads_client: Client,
 ) -> None:
@@ -109,6 +112,7 @@ def test_an_ack_on_the_own_thread_of_the_client_is_refused(
     assert "would wait for itself" in str(errors)
 
 
+@pytest.mark.slow
 def test_counters_of_workers_are_those_of_the_client(threads_client: Client) -> None:
     """By group, closed workers included."""
     send(threads_client, "single", b"a", b"b")

@@ -16,6 +16,7 @@ DROP: dict[str, Any] = {"group": "g", "then": "drop"}
 WAIT_S = 60.0
 
 
+@pytest.mark.slow
 def test_a_loop_gets_each_message_once(client: Any) -> None:
     """Of all partitions; what was acked does not come again."""
     wanted = [b"%d" % n for n in range(9)]
@@ -49,6 +50,7 @@ def test_workers_share_a_partition(client: Any) -> None:
         assert sorted(found) == [b"0", b"1", b"2", b"3"]
 
 
+@pytest.mark.slow
 def test_receive_many_gives_what_is_here(client: Any) -> None:
     """It waits for the first one alone, and for none longer than it is told."""
     send(client, "single", b"a", b"b", b"c")
@@ -64,6 +66,7 @@ def test_receive_many_gives_what_is_here(client: Any) -> None:
             queue.receive_many(0)
 
 
+@pytest.mark.slow
 def test_run_acks_returns_and_gives_up(client: Any) -> None:
     """By what its handler does; several at once."""
     send(client, "single", b"good", b"again", b"bad")
@@ -93,6 +96,7 @@ def test_run_acks_returns_and_gives_up(client: Any) -> None:
     assert dict(letter.header_pairs)["dead-letter.cause"] == b"rejected: no number"
 
 
+@pytest.mark.slow
 def test_a_handler_may_settle_by_itself(client: Any) -> None:
     """Then its return says nothing more."""
     send(client, "single", b"a")

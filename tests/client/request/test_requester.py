@@ -55,6 +55,7 @@ ONE_BROKER = {
 }
 
 
+@pytest.mark.slow
 def test_a_reply_is_what_the_handler_returned(client: Any) -> None:
     """Any bytes, also none; headers, key and tag arrive."""
 
@@ -71,6 +72,7 @@ def test_a_reply_is_what_the_handler_returned(client: Any) -> None:
             assert reply == data
 
 
+@pytest.mark.slow
 def test_replies_find_their_requests(client: Any) -> None:
     """Any number at once over one connection, answered in any order."""
     late = threading.Barrier(4, timeout=30)
@@ -91,6 +93,7 @@ def test_replies_find_their_requests(client: Any) -> None:
         assert [*replies] == [data * 2 for data in wanted]
 
 
+@pytest.mark.slow
 def test_a_request_without_a_responder_ends_in_time(client: Any) -> None:
     """The sentence says that it may have been handled."""
     text = r"topic 'prices': no reply within 2 s; it may have been handled"
@@ -98,6 +101,7 @@ def test_a_request_without_a_responder_ends_in_time(client: Any) -> None:
         client.request("prices", b"ACME", timeout=2)
 
 
+@pytest.mark.slow
 def test_a_request_that_expired_is_not_handled(client: Any) -> None:
     """It expires with its time-out: a responder that comes later has other work."""
     with pytest.raises(ReplyTimeoutError):
@@ -207,6 +211,7 @@ def test_a_request_that_follows_a_reply_leaves_before_the_next_listen() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_a_broker_that_does_not_answer_is_named() -> None:
     """It is there: nothing was sent, because the mailbox is not open."""
 
@@ -222,6 +227,7 @@ def test_a_broker_that_does_not_answer_is_named() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_a_broken_connection_loses_no_reply(broker: EmbeddedBroker) -> None:
     """The mailbox is kept for as long as it takes to connect again."""
 
@@ -254,6 +260,7 @@ def test_a_broken_connection_loses_no_reply(broker: EmbeddedBroker) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_a_restart_of_the_broker_loses_what_waits_and_no_more(
     client: Any, broker: EmbeddedBroker
 ) -> None:
@@ -278,6 +285,7 @@ def test_a_restart_of_the_broker_loses_what_waits_and_no_more(
             assert reply.result(30) == b"done"
 
 
+@pytest.mark.slow
 def test_another_broker_takes_the_mailbox_over(tmp_path: Path) -> None:
     """Requests that follow have their replies there, and those before end in time."""
     zookeeper = MemoryZooKeeper()
@@ -318,6 +326,7 @@ def test_a_request_that_waits_ends_with_the_client(
             reply.result(10)
 
 
+@pytest.mark.slow
 def test_a_request_without_a_mailbox_ends_with_the_client(
     broker: EmbeddedBroker,
 ) -> None:
@@ -337,6 +346,7 @@ def test_a_request_without_a_mailbox_ends_with_the_client(
     broker.start()
 
 
+@pytest.mark.slow
 def test_a_broker_without_mailboxes_is_named() -> None:
     """One of MetaQ 1.4 has none; nothing is sent."""
     with (
@@ -347,6 +357,7 @@ def test_a_broker_without_mailboxes_is_named() -> None:
         client.request("prices", b"ACME", timeout=5)
 
 
+@pytest.mark.slow
 def test_without_zookeeper_the_error_says_so() -> None:
     """And nothing of brokers, of which nothing is known."""
     with (
@@ -356,6 +367,7 @@ def test_without_zookeeper_the_error_says_so() -> None:
         client.request("prices", b"ACME", timeout=0.3)
 
 
+@pytest.mark.slow
 def test_without_a_broker_the_error_says_so(broker: EmbeddedBroker) -> None:
     """In the time of the request."""
     broker.stop()
@@ -367,6 +379,7 @@ def test_without_a_broker_the_error_says_so(broker: EmbeddedBroker) -> None:
     broker.start()
 
 
+@pytest.mark.slow
 def test_a_handler_that_fails_is_an_error_reply(client: Any) -> None:
     """Its type and text arrive, also where it returned no bytes, or too many."""
 
@@ -401,6 +414,7 @@ def test_a_reply_may_be_any_bytes(client: Any) -> None:
             assert client.request("prices", data, timeout=30) == data
 
 
+@pytest.mark.slow
 def test_requests_are_counted_also_those_whose_reply_is_late(
     broker: EmbeddedBroker,
 ) -> None:
@@ -429,6 +443,7 @@ def test_requests_are_counted_also_those_whose_reply_is_late(
             wait_until(lambda: counts() == wanted)
 
 
+@pytest.mark.slow
 def test_bad_input_is_refused_before_anything_is_sent(client: Any) -> None:
     """By the names of the arguments; an unknown topic is named."""
     with pytest.raises(ConfigError, match="timeout: expected more than 0"):

@@ -24,6 +24,7 @@ ONE_BROKER = {
 }
 
 
+@pytest.mark.slow
 def test_a_message_that_asks_for_no_reply_is_handled(client: Any) -> None:
     """And acked, like one whose headers make no sense."""
     handled = list[bytes]()
@@ -43,6 +44,7 @@ def open_count(client: Any) -> int:
     return sum(each.open_count for each in described.queues)
 
 
+@pytest.mark.slow
 def test_a_requester_that_has_left_stops_no_responder(
     client: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -62,6 +64,7 @@ def test_a_requester_that_has_left_stops_no_responder(
         wait_until(lambda: text in caplog.text)
 
 
+@pytest.mark.slow
 def test_two_responders_share_the_requests(client: Any, broker: EmbeddedBroker) -> None:
     """Each request is handled by one of the group."""
     count, together = 0, threading.Barrier(2, timeout=30)
@@ -87,6 +90,7 @@ def test_two_responders_share_the_requests(client: Any, broker: EmbeddedBroker) 
     assert count == 2
 
 
+@pytest.mark.slow
 def test_no_request_waits_for_a_busy_responder(broker: EmbeddedBroker) -> None:
     """It takes none while it handles one, and the other answers them all."""
     at_work, is_over = threading.Event(), threading.Event()
@@ -112,6 +116,7 @@ def test_no_request_waits_for_a_busy_responder(broker: EmbeddedBroker) -> None:
         slow.join(30)
 
 
+@pytest.mark.slow
 def test_a_new_group_drops_what_it_gives_up(client: Any) -> None:
     """Unless the options say something else."""
     with responding(client, lambda message: message.data):

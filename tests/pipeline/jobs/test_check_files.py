@@ -59,6 +59,7 @@ def made(tmp_path: Path) -> list[DataFile]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_put_together", [False, True])
 def test_each_flipped_bit_is_named_or_changes_nothing(
     root: Path, made: list[DataFile], is_put_together: bool

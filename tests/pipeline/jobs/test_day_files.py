@@ -64,6 +64,7 @@ def test_rows_go_to_the_files_of_their_days(tmp_path: Path, piece_rows: int) -> 
         assert (log.last, log.up_to) == (held[file.date][-1], None)
 
 
+@pytest.mark.slow
 def test_few_files_are_open_at_a_time(tmp_path: Path) -> None:
     """With more days by turns, each turn has files of its own."""
     for days, count in ((OPEN_MAX, OPEN_MAX), (OPEN_MAX + 1, 3 * (OPEN_MAX + 1))):

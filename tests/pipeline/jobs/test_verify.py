@@ -60,6 +60,7 @@ def test_a_directory_is_verified_in_parallel(
     assert seen[-1] == VerifyProgress(found.checked_bytes, found.checked_bytes, 3)
 
 
+@pytest.mark.slow
 def test_an_archive_is_read_as_a_whole_and_damage_is_named(
     spark: SparkSession, tmp_path: Path
 ) -> None:
