@@ -13,6 +13,7 @@ from metaq.cli.options import (
     TOPIC,
     UTF8,
     ReadWord,
+    check_utf8,
     headers_option,
     option,
     takes,
@@ -30,8 +31,7 @@ COLUMNS = ("exchange", "kind", "alternate", *BINDING_COLUMNS)
 def _check_header(text: str) -> str:
     if not text.partition("=")[0]:
         raise ValueError(f"expected NAME, or NAME=VALUE, got '{text}'")
-    text.encode()
-    return text
+    return check_utf8(text)
 
 
 group("exchanges", "List exchanges; create, bind, unbind or delete one; test routes.")

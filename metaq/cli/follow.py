@@ -60,6 +60,10 @@ class Bookmark:
     """CRC-32 of those bytes."""
 
 
+UNOPENED: Final = Bookmark(0, 0, 0, 0)
+"""The bookmark before the file exists: all of its lines are new."""
+
+
 class FileFollower:
     """Reads the lines of one path, through its rotation. Owned by one thread."""
 
@@ -108,10 +112,10 @@ class FileFollower:
             os.close(fd)
 
     @property
-    def bookmark(self) -> Bookmark | None:
-        """Position after the last line returned; None without an open file."""
+    def bookmark(self) -> Bookmark:
+        """Position after the last line returned; `UNOPENED` without an open file."""
         if self._fd is None:
-            return None
+            return UNOPENED
         # The start of an incomplete line will be read again.
         known = self._tail[: len(self._tail) - len(self._rest)]
         if len(self._rest) >= len(self._tail):
@@ -290,6 +294,9 @@ class FileFollower:
                 yield path
 
     def _resume(self, bookmark: Bookmark) -> None:
+        if bookmark == UNOPENED:
+            self._open(self._path)
+            return
         candidates = [self._path, *reversed(self._rotated())]
         same = [p for p in candidates if _inode(p) == bookmark.inode]
         # A copy has another inode; without bytes to compare, every file would match.

@@ -256,12 +256,16 @@ def _moment(text: str) -> dt.datetime:
     return dt.datetime.fromtimestamp(parse_time(text) / 1000, dt.UTC)
 
 
-def _check_utf8(text: str) -> str:
-    text.encode()
+def check_utf8(text: str) -> str:
+    """Return the text; raise ValueError if its bytes were not UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"expected UTF-8, got {text!r}") from None
     return text
 
 
-UTF8: Final = ReadWord(_check_utf8)
+UTF8: Final = ReadWord(check_utf8)
 """Text that becomes part of a message."""
 
 
@@ -316,7 +320,7 @@ def parse_header(text: str) -> tuple[str, bytes]:
     if not name.strip() or not equals:
         raise ValueError(f"expected NAME=VALUE, got '{text}'")
     # Bytes of the command line that are not UTF-8 are kept.
-    return _check_utf8(name.strip()), value.encode(errors="surrogateescape")
+    return check_utf8(name.strip()), value.encode(errors="surrogateescape")
 
 
 headers_option = click.option(

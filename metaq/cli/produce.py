@@ -248,7 +248,9 @@ def to_messages(
 ) -> Sequence[bytes | OutgoingMessage]:
     """Return lines as messages, with attribute, key, headers and tag of the options."""
     if options.key_separator is not None:
-        separator, messages = options.key_separator.encode(), []
+        # Bytes of the command line that are not UTF-8 are kept.
+        separator = options.key_separator.encode(errors="surrogateescape")
+        messages = []
         for line in lines:
             key, found, data = line.partition(separator)
             message = OutgoingMessage(

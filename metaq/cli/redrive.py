@@ -22,7 +22,7 @@ import click
 
 from metaq.cli import render
 from metaq.cli.cluster import Target
-from metaq.cli.options import declared, takes, time_option
+from metaq.cli.options import UTF8, declared, takes, time_option
 from metaq.cli.queues import group_argument
 from metaq.cli.replicas import find_sets
 from metaq.cli.tree import command
@@ -49,7 +49,8 @@ class LetterChoice:
     """Criteria of the dead letters to send back; None: any."""
 
     key: str | None = declared(
-        click.option("--key", help="Only letters with this key."), default=None
+        click.option("--key", type=UTF8, help="Only letters with this key."),
+        default=None,
     )
     cause: str | None = declared(
         click.option(

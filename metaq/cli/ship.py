@@ -1,8 +1,8 @@
 """`metaq ship`: put each line of a growing file as a message.
 
-The state file has the position up to which the file was sent. It is written after these
-lines are stored, and replaced by a rename: a restart loses no lines, and after a crash
-at most the lines of one batch are sent again.
+The state file has the position up to which the file was sent. It is written at the
+first start, and after these lines are stored, and replaced by a rename: a restart loses
+no lines, and after a crash at most the lines of one batch are sent again.
 """
 
 import json
@@ -141,6 +141,11 @@ def ship(target: Target, options: ShipOptions) -> None:
             Interrupts() as interrupts,
             serve_while_running(client, options.metrics_port),
         ):
+            if bookmark is None:
+                # A restart before the first line begins where this run began.
+                _keep(follower, options)
+            if not options.file.exists():
+                render.say(f"waiting for {options.file}, which does not exist yet")
             _run(producer, follower, name, options, counts, interrupts)
     finally:
         lost_count = follower.lost_count
@@ -179,9 +184,12 @@ def _run(
         _send(producer, options.topic, messages, counts, interrupts)
         counts.line_count += len(lines)
         counts.size_bytes += sum(map(len, lines))
-        bookmark = follower.bookmark
-        if options.state is not None and bookmark is not None:
-            write_state(options.state, options.file, options.topic, bookmark)
+        _keep(follower, options)
+
+
+def _keep(follower: FileFollower, options: ShipOptions) -> None:
+    if options.state is not None:
+        write_state(options.state, options.file, options.topic, follower.bookmark)
 
 
 def _send(

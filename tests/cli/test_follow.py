@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from metaq.cli.follow import ROTATED_S, Bookmark, FileFollower
+from metaq.cli.follow import ROTATED_S, UNOPENED, Bookmark, FileFollower
 from metaq.errors import ClientError
 
 EMPTY_MAX = 200
@@ -111,9 +111,18 @@ def test_a_file_may_come_later(world: World) -> None:
     """Then all of it is new."""
     follower = world.follow(from_start=False)
     assert follower.read() == []
-    assert follower.bookmark is None
+    assert follower.bookmark == UNOPENED
     world.write(b"first\n")
     assert world.read() == [b"first"]
+
+
+def test_a_file_that_came_before_the_restart_is_new(world: World) -> None:
+    """It did not exist when it was first followed, so no gap is counted either."""
+    bookmark = world.follow(from_start=False).bookmark
+    world.write(b"first\n")
+    follower = world.follow(bookmark, from_start=False)
+    assert world.read() == [b"first"]
+    assert follower.lost_count == 0
 
 
 def test_a_renamed_file_is_read_to_its_end_first(world: World) -> None:
@@ -352,7 +361,7 @@ def test_whatever_happens_every_line_comes_once(
         elif action == "rotate":
             world.rename(f".{step}")
             world.write(b"")
-        elif follower.bookmark is not None:
+        elif follower.bookmark != UNOPENED:
             follower = world.follow(follower.bookmark, chunk_bytes=chunk_bytes)
     got += world.read()
     assert got == written

@@ -379,6 +379,17 @@ def test_lines_have_key_and_headers(tmp_path: Path, broker: AnyBroker) -> None:
     assert len(rest) == 3
 
 
+def test_a_separator_may_be_any_bytes(tmp_path: Path, broker: AnyBroker) -> None:
+    """Those of the command line that are not UTF-8 arrive as surrogates."""
+    path = tmp_path / "lines"
+    path.write_bytes(b"k1\xffdata\n")
+    separator = ("--key-separator", os.fsdecode(b"\xff"))
+    result = run("produce", "t", "--file", str(path), *separator, broker=broker)
+    assert result.exit_code == 0, result.stderr
+    with Client(brokers=[broker.address]) as client:
+        assert [(m.key, m.data) for m in client.browse("t")] == [(b"k1", b"data")]
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [

@@ -2,7 +2,10 @@
 
 import json
 import os
+import signal
 import socket
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +13,8 @@ import pytest
 
 from metaq.cli import ship as module
 from metaq.cli.cluster import Target
-from metaq.cli.ship import ShipOptions, read_state, ship
+from metaq.cli.follow import Bookmark
+from metaq.cli.ship import ShipOptions, read_state, ship, write_state
 from metaq.client import Client
 from metaq.errors import ConfigError
 from metaq.model import Message
@@ -99,18 +103,32 @@ def test_the_place_is_kept_after_the_lines_are_stored(
     """A process killed between the two sends the batch again, and loses nothing."""
     (tmp_path / "app.log").write_bytes(b"1\n2\n")
 
-    def killed(*_args: object) -> None:
-        raise SystemExit
+    def killed(path: Path, file: Path, topic: str, bookmark: Bookmark) -> None:
+        if bookmark.position:
+            raise SystemExit
+        write_state(path, file, topic, bookmark)
 
     with monkeypatch.context() as patched:
         patched.setattr(module, "write_state", killed)
         with pytest.raises(SystemExit):
             ship(target, options(tmp_path))
-    assert not (tmp_path / "state").exists()
     ship(target, options(tmp_path))
     assert [m.data for m in messages(broker)] == [b"1", b"2", b"1", b"2"]
     ship(target, options(tmp_path))
     assert len(messages(broker)) == 4
+
+
+def test_lines_that_came_while_it_was_stopped_before_its_first_line_are_sent(
+    broker: AnyBroker, target: Target, tmp_path: Path
+) -> None:
+    """The position is stored at the first start: those before it are the old ones."""
+    path, wanted = tmp_path / "app.log", replace(options(tmp_path), from_start=False)
+    path.write_bytes(b"old\n")
+    ship(target, wanted)
+    with path.open("ab") as file:
+        file.write(b"new\n")
+    ship(target, wanted)
+    assert [m.data for m in messages(broker)] == [b"new"]
 
 
 def test_a_broker_that_fails_for_a_while_is_waited_for(
@@ -130,11 +148,13 @@ def test_a_broker_that_fails_for_a_while_is_waited_for(
 
 
 def test_what_no_broker_ever_takes_ends_it(target: Target, tmp_path: Path) -> None:
-    """A wrong attribute would be wrong for ever; no place is kept."""
+    """A wrong attribute would be wrong for ever; the place before it is kept."""
     (tmp_path / "app.log").write_bytes(b"1\n")
     with pytest.raises(ConfigError):
         ship(target, options(tmp_path, attribute="\ud800"))
-    assert not (tmp_path / "state").exists()
+    kept = read_state(tmp_path / "state", tmp_path / "app.log", "logs")
+    assert kept is not None
+    assert kept.position == 0
 
 
 def test_a_state_that_cannot_be_kept_ends_it_before_anything_is_sent(
@@ -153,6 +173,27 @@ def test_a_file_that_is_missing_is_not_waited_for_with_once(
 ) -> None:
     with pytest.raises(ConfigError, match=r"app\.log: no such file"):
         ship(target, options(tmp_path))
+
+
+def test_a_file_that_is_missing_is_named_and_waited_for(
+    target: Target, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A misspelt name would wait for ever, and silently; Ctrl-C ends it."""
+
+    def interrupt() -> None:
+        for _ in range(3000):
+            if (tmp_path / "state").exists():
+                break
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        ship(target, replace(options(tmp_path), once=False))
+    thread.join()
+    err = capsys.readouterr().err
+    assert err == f"metaq: waiting for {tmp_path}/app.log, which does not exist yet\n"
 
 
 def test_a_pipe_is_refused_before_it_is_waited_for(

@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import enum
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from metaq.client.consume.decode import decode_messages
@@ -110,6 +110,9 @@ class BrokerLink:
         """Settlers with entries added since the last `flush`."""
         self._wake = asyncio.Event()
         self._connection: BrokerConnection | None = None
+        self._ignore_end: Callable[[], None] = lambda: None
+        """Removes the callback for the end of the connection, which outlives the
+        queue."""
         self._taking = _Taking.IDLE
         self._failure: MetaqError | None = None
         """Error of the last take, until the task has handled it."""
@@ -151,6 +154,7 @@ class BrokerLink:
                     await wait_set(self._wake, RECLAIM_BACKOFF.delay_s(self._failures))
         finally:
             self._taking = _Taking.ENDED
+            self._ignore_end()
 
     def _note_failure(self, error: MetaqError) -> None:
         if not isinstance(error, NotDefinedError | type(self.last_error)):
@@ -189,7 +193,7 @@ class BrokerLink:
                     f" queue groups: its version is {connection.capabilities.version}"
                 )
             self._connection = connection
-            connection.on_closed(lambda _reason: self.wake())
+            self._ignore_end = connection.on_closed(lambda _reason: self.wake())
             self._extend(self.held)
             for settler in self._settlers.values():
                 settler.flush()  # entries not sent over the former connection

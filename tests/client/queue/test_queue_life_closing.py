@@ -1,11 +1,13 @@
 """A worker that is closed while handlers of its run are at work."""
 
+import gc
 import threading
 from typing import Any
 
 import pytest
 
 from metaq.client import Client
+from metaq.client.queue.broker_link import BrokerLink
 from metaq.testing.embedded import EmbeddedBroker
 from tests.client.queue.conftest import send
 from tests.client.worlds import QUICK, WORLDS
@@ -136,3 +138,21 @@ def test_what_handlers_say_at_the_end_outlives_a_lost_connection(
             running.join(WAIT_S)
             assert queue.statistics().acked_count == 1
         assert left(client, 0) == []
+
+
+def test_a_closed_queue_is_not_kept_by_its_client(client: Any) -> None:
+    """A program may open one for each job; the connection outlives them all."""
+
+    def links() -> list[BrokerLink]:
+        gc.collect()
+        return [one for one in gc.get_objects() if isinstance(one, BrokerLink)]
+
+    send(client, "single", b"a")
+    before = links()  # of other tests
+    for _ in range(3):
+        with client.queue("single", **DROP) as queue:
+            message = queue.receive(WAIT_S)
+            assert message is not None
+            message.nack(0)
+    # The variables above, and the frames of ended tasks, may hold the last one.
+    wait_until(lambda: len([one for one in links() if one not in before]) < 2)
