@@ -226,8 +226,7 @@ def find_topic(
             if (each.takes_puts if kind == "puts" else each.gives_gets)
         ]
         if not usable:
-            if kind == "gets":
-                await admin.wait_until_there([topic], timeout=0)  # raises if no topic
+            await admin.wait_until_there([topic], timeout=0)  # names what is away
             raise NoBrokerError(f"no broker serves topic '{topic}' at the moment")
         return Found(target, named_partitions(topic, usable, wanted))
 

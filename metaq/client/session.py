@@ -303,7 +303,9 @@ class AsyncClient(AsyncBrowsing):
         if self._is_closed:
             raise ClosedError("the client is closed")
         if self._context is None:
-            raise ClosedError("the client is not started: use it as 'async with'")
+            raise ClosedError(
+                "the client is not started: use it as 'async with', or call start()"
+            )
         return self._context
 
     def _require_context(self) -> ClientContext:

@@ -10,7 +10,7 @@ import pytest
 
 from metaq.cli.brokers import forget, list_brokers
 from metaq.cli.cat import CatOptions, cat
-from metaq.cli.cluster import Target
+from metaq.cli.cluster import Target, find_topic
 from metaq.cli.groups import groups
 from metaq.cli.offsets import WriteOptions, reset_offsets
 from metaq.cli.topics import topics
@@ -131,6 +131,16 @@ def test_cat_prints_all_of_a_topic_or_nothing(
     run(is_partial=True)
     run("0-0")
     assert capsys.readouterr().out == "here\nhere\n"
+
+
+def test_a_topic_whose_only_broker_is_away_takes_no_puts(
+    pair: Pair, target: Target
+) -> None:
+    """The error names the broker, as that of gets does."""
+    for broker in pair:
+        broker.stop()
+    with pytest.raises(PartitionsAwayError, match="broker 0 is away"):
+        find_topic(target, "t", (), kind="puts")
 
 
 @pytest.mark.parametrize("names", [(), ("t",)])

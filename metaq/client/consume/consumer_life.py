@@ -221,7 +221,9 @@ class ConsumerLife(OfOneProcess):
     def require_started(self) -> None:
         """Raise ClosedError if it was not started."""
         if self._state is ConsumerState.NEW:
-            raise ClosedError("the consumer is not started: use it as 'with'")
+            raise ClosedError(
+                "the consumer is not started: use it as 'with', or call start()"
+            )
 
     async def close(self, timeout: float | None = None) -> None:
         """Revoke the partitions, commit handled messages, and leave the group.

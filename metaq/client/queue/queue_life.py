@@ -270,7 +270,9 @@ class QueueLife(OfOneProcess):
     def require_started(self) -> None:
         """Raise ClosedError if the queue was not started."""
         if not self._is_started:
-            raise ClosedError("the queue is not started: use it as 'with'")
+            raise ClosedError(
+                "the queue is not started: use it as 'with', or call start()"
+            )
 
     # -- runs -------------------------------------------------------------------------
 

@@ -141,7 +141,9 @@ class Client(SyncObject[AsyncClient]):
 
     def _require_thread(self) -> LoopThread:
         if self._thread is None:
-            raise ClosedError("the client is not started: use it as 'with'")
+            raise ClosedError(
+                "the client is not started: use it as 'with', or call start()"
+            )
         self._thread.require_usable()
         return self._thread
 
