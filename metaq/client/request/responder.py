@@ -16,10 +16,10 @@ from metaq.client.cluster.context import ClientContext
 from metaq.client.cluster.metadata_queries import insist
 from metaq.client.consume.redelivery import FailureLog
 from metaq.client.options import check_callable, names_calls
-from metaq.client.own_process import OfOneProcess
 from metaq.client.produce.runs import frozen
 from metaq.client.queue.queue_messages import AsyncQueueMessage
 from metaq.client.queue.work_queue import AsyncQueue
+from metaq.client.timeouts import ClosedByBlock
 from metaq.errors import MetaqError, NotFoundError
 from metaq.model import Message
 from metaq.peer.replies import require_ok
@@ -44,7 +44,7 @@ its requester may still wait."""
 
 
 @names_calls
-class AsyncResponder(OfOneProcess):
+class AsyncResponder(ClosedByBlock):
     """Answers requests of a topic, sharing them with the responders of its group.
 
     Created by `AsyncClient.responder`. Requests are delivered at least once; a reply
@@ -168,6 +168,11 @@ class AsyncResponder(OfOneProcess):
                 address.broker_id,
                 error,
             )
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called, or `run` has ended."""
+        return self.queue.is_closed
 
     async def close(self, timeout: float | None = None) -> None:
         """Stop handling requests; see `AsyncQueue.close`."""

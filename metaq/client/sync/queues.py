@@ -18,7 +18,6 @@ from metaq.client.queue.work_queue import AsyncQueue
 from metaq.client.request.responder import AsyncResponder
 from metaq.client.sync.derived import (
     SyncClosable,
-    SyncPart,
     blocking,
     closing,
     direct,
@@ -195,7 +194,7 @@ class _QueueThreads(HandlerThreads[QueueMessage]):
             self.twin.end_work(self.at_work, held)
 
 
-class Responder(SyncPart[AsyncResponder]):
+class Responder(SyncClosable[AsyncResponder]):
     """Answers the requests of a topic, for any thread; see `AsyncResponder`."""
 
     def __init__(self, twin: AsyncResponder, thread: LoopThread) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from metaq.client import AsyncClient, Client, ConfigError
+from metaq.errors import ClosedError
 from metaq.model import BrokerId
 from metaq.record.reply_to import ReplyAddress
 from metaq.testing.embedded import EmbeddedBroker
@@ -21,6 +22,7 @@ ONE_BROKER = {
     "test_no_request_waits_for_a_busy_responder": "MetaQ has no queue groups",
     "test_a_plain_function_is_no_async_responder": "MetaQ has no queue groups",
     "test_a_new_group_drops_what_it_gives_up": "MetaQ has no queue groups",
+    "test_a_responder_is_closed_with_its_block": "MetaQ has no queue groups",
 }
 
 
@@ -143,3 +145,12 @@ def test_a_plain_function_is_no_async_responder(broker: EmbeddedBroker) -> None:
             request.cancel()
 
     asyncio.run(scenario())
+
+
+def test_a_responder_is_closed_with_its_block(client: Any) -> None:
+    """As consumers, producers and queues are."""
+    with client.responder("prices", group="quotes") as responder:
+        assert not responder.is_closed
+    assert responder.is_closed
+    with pytest.raises(ClosedError):
+        responder.run(lambda message: message.data)
