@@ -185,9 +185,10 @@ class FirstMessages:
         except MetaqError as error:
             return error
 
-    def close(self, error: MetaqError) -> None:
+    def close(self) -> None:
         """Fail all waiting messages."""
         for task in self._tasks:
             task.cancel()
         for topic in tuple(self._waiting):
-            self._fail(topic, error, float("inf"))
+            text = f"the producer was closed before topic '{topic}' was found"
+            self._fail(topic, ClosedError(text), float("inf"))

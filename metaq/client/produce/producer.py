@@ -632,7 +632,7 @@ class AsyncProducer(ClosedByBlock):
             _log.warning("producer closed early: error=%s", error)
         finally:
             self._stop_listening()
-            self.first_messages.close(ClosedError("the producer was closed"))
+            self.first_messages.close()
             self._delivery.close("the producer was closed")
             self._ended.set()
 
