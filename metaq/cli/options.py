@@ -329,7 +329,7 @@ headers_option = click.option(
     metavar="NAME=VALUE",
     multiple=True,
     type=ReadWord(parse_header),
-    help="Header of every message; may be repeated.",
+    help="Message header; may be repeated.",
 )
 
 
