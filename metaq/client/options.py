@@ -38,7 +38,7 @@ from metaq.client.validation import (
 )
 from metaq.errors import ConfigError
 from metaq.filter.language import Filter, has_parser, parse_filter
-from metaq.model import Message, Offset, TopicPartition
+from metaq.model import Message, TopicPartition
 from metaq.peer.options import ConnectionOptions
 from metaq.zk.paths import DEFAULT_ROOT, is_legal_step, normalize_root
 
@@ -52,7 +52,7 @@ SESSION_TIMEOUT_S_MAX: Final = (2**31 - 1) / 1000
 """Maximum session time-out: ZooKeeper has milliseconds in a signed 32-bit integer."""
 
 Start: TypeAlias = (
-    Literal["earliest", "latest"] | datetime | Offset | Mapping[TopicPartition, Offset]
+    Literal["earliest", "latest"] | datetime | int | Mapping[TopicPartition, int]
 )
 """Start of a group without a committed offset: the log start, the log end, the first
 message of a time or later, one offset for all partitions, or one for each partition."""
