@@ -269,5 +269,7 @@ class BrokerContext:
     """Cached block lists of the index files that look-ups have read."""
     find_count: int = 0
     """Number of unanswered look-ups."""
+    finds: list[Any] = field(default_factory=list)
+    """Look-ups received in this turn of the loop (`handlers/find.py`)."""
     check_count: int = 0
     """Number of unanswered checks of stored bytes."""

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from threading import Event, current_thread, main_thread
+from typing import Any
 
 import pytest
 
@@ -279,13 +280,55 @@ def test_answers_that_are_not_read_count_as_replies(data_dir: Path) -> None:
 class SlowThreads(SystemClock):
     """A clock on which a second goes by at each look of another thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, step_s: float) -> None:
+        self.step_s = step_s
         self.passed_s = 0.0
 
     def monotonic_s(self) -> float:
         if current_thread() is not main_thread():
-            self.passed_s += 1.0
+            self.passed_s += self.step_s
         return super().monotonic_s() + self.passed_s
+
+
+@pytest.mark.parametrize("step_s", [0.0, 1.0])
+def test_look_ups_of_one_turn_are_one_job(data_dir: Path, step_s: float) -> None:
+    """If none takes long; an error is the answer to one of them."""
+    jobs = list[object]()
+
+    class Counted(ThreadPoolExecutor):
+        def submit(self, work: Any, /, *args: Any, **options: Any) -> Any:
+            jobs.append(work)
+            return super().submit(work, *args, **options)
+
+    async def scenario(broker: Broker, peer: Peer) -> None:
+        log = broker.context.topics.find_log("test", 0)
+        assert log is not None
+        broken = log.segments.sealed[1]
+        log.on_damage(Damage(broken.path, broken.base_offset, broken.end_offset, "0s"))
+        bounds = (log.high_watermark, broken.end_offset, broken.base_offset)
+        finds = [
+            Find("test", 0, b"h.other=1", number, 1, below=below)
+            for number, below in enumerate(bounds)
+        ]
+        context = broker.context
+        old = context.upkeep, context.clock
+        with Counted(1) as context.upkeep:
+            # Too slow for two in a job, or as if it took no time.
+            context.clock = SlowThreads(step_s or -1.0)
+            # A busy machine may take more than a turn to read the commands.
+            for _ in range(10):
+                jobs.clear()
+                await peer.send(b"".join(map(encode, finds)))
+                replies = b""
+                while replies.count(b"value ") < 2 or b"result 500" not in replies:
+                    replies += await peer.read_some()
+                if step_s or len(jobs) == 1:
+                    break
+        context.upkeep, context.clock = old
+        assert len(jobs) == (3 if step_s else 1)
+        assert context.find_count == context.load.in_flight_bytes == 0
+
+    run(data_dir, scenario)
 
 
 async def ask_together(peer: Peer, command: Find) -> dict[int, FoundPage]:
@@ -309,7 +352,7 @@ def test_partitions_are_looked_up_together(data_dir: Path, *, is_slow: bool) -> 
         await peer.ask(b"".join(other))
         command = Find("test", 0, b"key=k3", 9, 1000, others=(1, 7))
         if is_slow:
-            context.clock = SlowThreads()
+            context.clock = SlowThreads(1.0)
             assert list(await ask_together(peer, command)) == [0]
             context.clock = clock
         else:
@@ -323,6 +366,22 @@ def test_partitions_are_looked_up_together(data_dir: Path, *, is_slow: bool) -> 
         assert context.find_count == context.load.in_flight_bytes == 0
 
     run(data_dir, scenario)
+
+
+def test_a_reply_for_several_partitions_has_a_mebibyte_and_one_record(
+    data_dir: Path,
+) -> None:
+    """A client reads at most 64 MiB: large records of many partitions are too much."""
+
+    async def scenario(broker: Broker, peer: Peer) -> None:
+        for partition in (b"0", b"1"):
+            large = put(7, RECORDS_BYTES_MAX + 1)
+            await peer.ask(large.replace(b"put test 0", b"put test " + partition))
+        command = Find("test", 0, b"key=k0", 9, 9, others=(1,))
+        assert list(await ask_together(peer, command)) == [0]
+        assert broker.context.find_count == 0
+
+    run(data_dir, scenario, count=0)
 
 
 def test_damage_leaves_a_partition_out_of_a_reply_for_several(data_dir: Path) -> None:

@@ -4,8 +4,10 @@ An upkeep thread searches the logs as they were when the command arrived
 (`metaq/storage/key_lookup.py`). It works for at most WORK_S, and the reply has the
 offset to continue at: a look-up without an index is a sequence of short ones.
 
-A command for several partitions is one job, because a command and a change of threads
-take as long as a look-up. It works for at most TOGETHER_S, and leaves out the other
+All commands of one turn of the loop are one job, because a change of threads takes as
+long as a look-up. If one takes long, the rest become jobs of their own.
+
+A command for several partitions works for at most PAGES_S. It leaves out the other
 partitions, and those that it cannot look up: the client asks for each of them alone,
 and then gets the reason.
 """
@@ -14,6 +16,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from metaq.broker.acks import Answerer
@@ -43,7 +46,10 @@ FINDS_MAX: Final = 64
 WORK_S: Final = 0.05
 """Maximum time of one look-up; then its reply is sent."""
 
-TOGETHER_S: Final = 0.01
+TOGETHER_S: Final = 0.002
+"""Commands that a job has not begun within this time become jobs of their own."""
+
+PAGES_S: Final = 0.01
 """Maximum time of the look-ups of a command for several partitions, except the first
 step of the first one."""
 
@@ -86,7 +92,9 @@ def handle_find(command: Find, answerer: Answerer) -> None:
     context.find_count += 1
     answerer.hold(count=1, size_bytes=HELD_BYTES)
     context.load.hold(RECORDS_BYTES_MAX - HELD_BYTES)
-    _begin(LookUp(command, answerer, searches))
+    context.finds.append(LookUp(command, answerer, searches))
+    if len(context.finds) == 1:
+        asyncio.get_running_loop().call_soon(_begin_all, context)
 
 
 def _searches(command: Find, context: BrokerContext) -> dict[int, KeySearch]:
@@ -140,12 +148,16 @@ class LookUp:
         return line + payload
 
     def _pages(self, clock: Clock) -> Iterator[FoundPage]:
-        over_s = clock.monotonic_s() + TOGETHER_S
+        over_s, size_bytes = clock.monotonic_s() + PAGES_S, 0
         for place, partition in enumerate(self.searches):
             if place and clock.monotonic_s() >= over_s:
                 return
             with suppress(MetaqError):  # the answer to a command for it alone
-                yield self._page(partition, over_s, clock)
+                page = self._page(partition, over_s, clock)
+                size_bytes += len(page.runs)
+                yield page
+            if size_bytes >= RECORDS_BYTES_MAX:
+                return  # a record alone may be larger than its share
 
     def _page(self, partition: int, over_s: float, clock: Clock) -> FoundPage:
         search = self.searches[partition]
@@ -159,7 +171,7 @@ class LookUp:
         runs = encode_runs(found.records)
         return FoundPage(partition, found.next_offset, found.read_bytes, runs)
 
-    def finish(self, reply: bytes | BaseException) -> None:
+    def finish(self, reply: bytes | Exception) -> None:
         """Answer the command, on the loop's thread."""
         context = self.answerer.context
         context.find_count -= 1
@@ -168,22 +180,44 @@ class LookUp:
             log_id = LogId(self.command.topic, partition)
             for base in search.damaged:
                 context.key_builder.distrust((log_id, base, search.names))
-        if isinstance(reply, BaseException):
+        if isinstance(reply, Exception):
             failure = late_failure(reply, self.command, context)
             reply = encode_refusal(failure, self.command.opaque)
         self.answerer.answer(reply, count=1, size_bytes=HELD_BYTES)
 
 
-def _begin(look_up: LookUp) -> None:
-    """Answer a command on an upkeep thread."""
-    context, loop = look_up.answerer.context, asyncio.get_running_loop()
+def _begin_all(context: BrokerContext) -> None:
+    waiting, context.finds = context.finds, []
+    _begin(context, waiting)
 
-    def finish(done: "asyncio.Future[bytes]") -> None:
-        look_up.finish(done.exception() or done.result())
 
+def _begin(context: BrokerContext, waiting: list[LookUp]) -> None:
+    """Answer some look-ups on an upkeep thread."""
+
+    def finish(done: "asyncio.Future[list[bytes | Exception]]") -> None:
+        replies = done.result()
+        for each, reply in zip(waiting, replies, strict=False):
+            each.finish(reply)
+        for each in waiting[len(replies) :]:
+            _begin(context, [each])
+
+    loop, work = asyncio.get_running_loop(), partial(_work, context.clock, waiting)
     try:
-        work = loop.run_in_executor(context.upkeep, look_up.reply, context.clock)
+        loop.run_in_executor(context.upkeep, work).add_done_callback(finish)
     except RuntimeError as error:  # the broker stops
-        look_up.finish(UnavailableError(str(error)))
-    else:
-        work.add_done_callback(finish)
+        for each in waiting:
+            each.finish(UnavailableError(str(error)))
+
+
+def _work(clock: Clock, waiting: list[LookUp]) -> list[bytes | Exception]:
+    """Return the answers to as many look-ups as begin within TOGETHER_S; blocks."""
+    replies = list[bytes | Exception]()
+    over_s = clock.monotonic_s() + TOGETHER_S
+    for each in waiting:
+        if replies and clock.monotonic_s() >= over_s:
+            break
+        try:
+            replies.append(each.reply(clock))
+        except Exception as error:  # noqa: BLE001  # becomes the answer of this one
+            replies.append(error)
+    return replies
