@@ -3,7 +3,8 @@
 import asyncio
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, Protocol, Self, TypeVar
 
 from metaq.client.own_process import OfOneProcess
@@ -15,6 +16,9 @@ _log = logging.getLogger(__name__)
 SIGNAL_S: Final = 1.0
 """Interval at which a thread that waits without a limit checks for signals, in
 seconds."""
+
+NOTICE_S: Final = 2.0
+"""A call that waits for ZooKeeper or a topic for so long says so in the log."""
 
 T = TypeVar("T")
 
@@ -38,6 +42,30 @@ async def within(timeout: float | None, work: Awaitable[T], what: str) -> T:
         if timeout is None or not bound.expired():
             raise
         raise RequestTimeoutError(f"{what}: not done within {timeout:.3g} s") from error
+
+
+class WaitNotice:
+    """Says why calls wait, once for all that wait in the same seconds."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._silent_until_s = 0.0
+
+    @contextmanager
+    def of(self, say: Callable[[], None]) -> Iterator[None]:
+        """Call `say` on the loop if the block takes longer than NOTICE_S."""
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(NOTICE_S, self._on_time, say)
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _on_time(self, say: Callable[[], None]) -> None:
+        now_s = self._clock.monotonic_s()
+        if now_s >= self._silent_until_s:
+            self._silent_until_s = now_s + NOTICE_S
+            say()
 
 
 def spawn(

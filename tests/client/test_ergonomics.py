@@ -15,6 +15,7 @@ import pytest
 from metaq.client import (
     AsyncClient,
     AsyncConsumer,
+    AsyncProducer,
     AsyncQueue,
     AsyncQueueMessage,
     AsyncResponder,
@@ -188,6 +189,17 @@ def test_a_misspelt_argument_is_named_with_the_nearest(
             "another thread is reading",
         ),
         (Consumer.batches, AsyncConsumer.batches, "max_wait_s: seconds to wait for mo"),
+        (
+            Consumer.commit_nowait,
+            AsyncConsumer.commit_nowait,
+            "ClosedError: the client is closed.",
+        ),
+        (
+            Producer.send_oneway,
+            AsyncProducer.send_oneway,
+            "ClosedError: the client is closed.",
+        ),
+        (Producer.send_nowait, AsyncProducer.send_nowait, "Messages of one thread are"),
         (Consumer.seek, AsyncConsumer.seek, "Interrupt: reading continues as before"),
         (Consumer.run, AsyncConsumer.run, "handler: handles one message, on one of th"),
         (

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from metaq.client import OutgoingMessage
-from metaq.client.consume.find import KEPT_MAX, PAGE
+from metaq.client.consume.find import KEPT_MAX, PAGE, together
 from metaq.client.errors import CannotAnswerError
 from metaq.errors import ConfigError, NoBrokerError
-from metaq.model import Message
+from metaq.model import BrokerId, Message, TopicPartition
 from tests.brokers import StartBroker
 from tests.client.worlds import QUICK, WORLDS
 
@@ -182,3 +182,31 @@ def test_more_than_is_kept_of_a_partition_is_found(client: Any) -> None:
     assert len(offsets) == KEPT_MAX + 1
     found = client.find("test", key="same")
     assert [message.offset for message in found] == offsets
+
+
+@pytest.mark.parametrize(
+    ("counts", "sizes"),
+    [
+        ((), []),
+        ((1,), []),
+        ((2,), [2]),
+        ((64,), [64]),
+        ((65,), [64]),
+        ((130,), [64, 64, 2]),
+        ((3, 1, 66), [3, 64, 2]),
+    ],
+)
+def test_each_partition_but_a_last_one_alone_is_asked_for_with_others(
+    counts: tuple[int, ...], sizes: list[int]
+) -> None:
+    """Of the same broker, and at most as many as it takes."""
+    partitions = [
+        TopicPartition("test", BrokerId(broker), number)
+        for broker, count in enumerate(counts)
+        for number in range(count)
+    ]
+    groups = together(partitions)
+    assert [len(each) for each in groups] == sizes
+    assert all(len({one.broker_id for one in each}) == 1 for each in groups)
+    asked = [one for each in groups for one in each]
+    assert len({*asked}) == len(asked)

@@ -8,7 +8,6 @@ import pytest
 from metaq.client import AsyncClient
 from metaq.client.cluster.broker_facts import BrokerFacts
 from metaq.client.cluster.metadata import (
-    NOTICE_S,
     AddressMetadata,
     Metadata,
     ZooKeeperMetadata,
@@ -17,6 +16,7 @@ from metaq.client.cluster.metadata import (
 from metaq.client.errors import NoTopicError
 from metaq.client.names import parse_address
 from metaq.client.options import ClientOptions
+from metaq.client.timeouts import NOTICE_S
 from metaq.clock import SystemClock
 from metaq.cluster_snapshot import ClusterSnapshot
 from metaq.config.topic_rules import TopicRules

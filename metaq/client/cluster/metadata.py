@@ -31,6 +31,7 @@ from metaq.client.cluster.presence import require_all_there
 from metaq.client.errors import NoTopicError
 from metaq.client.names import near_topics
 from metaq.client.options import ClientOptions
+from metaq.client.timeouts import NOTICE_S, WaitNotice
 from metaq.clock import Clock
 from metaq.cluster_snapshot import BrokerCopies, ClusterSnapshot
 from metaq.errors import (
@@ -56,9 +57,6 @@ from metaq.zk.paths import NodePaths, is_legal_step
 from metaq.zk.session import Cancel, Coordinator, SessionState, SessionStatus
 
 _log = logging.getLogger(__name__)
-
-NOTICE_S: Final = 2.0
-"""A call that waits for ZooKeeper or a topic for so long says so in the log."""
 
 SETTLE_S: Final = 1.0
 """Maximum delay of the first snapshot by brokers that neither answer nor fail, in
@@ -277,7 +275,7 @@ class ZooKeeperMetadata(ClusterWatch, Metadata):
         """
         super().__init__(coordinator, paths, clock=clock)
         self._name = name
-        self._silent_until_s = 0.0
+        self._notice = WaitNotice(clock)
         self._connected = asyncio.Event()
         self._unlisten: Cancel = coordinator.add_listener(self._on_status)
 
@@ -299,20 +297,14 @@ class ZooKeeperMetadata(ClusterWatch, Metadata):
 
     async def reach(self, *, deadline_s: float) -> None:
         """Wait for a connection to ZooKeeper, and for the first snapshot."""
-        left_s = max(0.0, deadline_s - self.clock.monotonic_s())
-        notice = asyncio.get_running_loop().call_later(NOTICE_S, self._say_wait)
-        try:
-            if not await wait_set(self._connected, left_s):
-                raise self._unreachable(left_s)
-        finally:
-            notice.cancel()
+        if not self._connected.is_set():
+            left_s = max(0.0, deadline_s - self.clock.monotonic_s())
+            with self._notice.of(self._say_wait):
+                if not await wait_set(self._connected, left_s):
+                    raise self._unreachable(left_s)
         await super().reach(deadline_s=deadline_s)
 
     def _say_wait(self) -> None:
-        """Log, once for all calls that wait in these seconds."""
-        if self.clock.monotonic_s() < self._silent_until_s:
-            return
-        self._silent_until_s = self.clock.monotonic_s() + NOTICE_S
         _log.warning("calls wait: error=%s", self._unreachable(NOTICE_S))
 
     async def find_unread(self, exchange: str, *, deadline_s: float) -> str:

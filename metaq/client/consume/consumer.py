@@ -396,6 +396,8 @@ class AsyncConsumer(ConsumerLife):
     def commit_nowait(self, what: Committable | None = None) -> asyncio.Future[None]:
         """Begin a commit as `commit` does, without waiting for it.
 
+        The messages to commit are those handed out now, not when the loop commits.
+
         Returns:
             A future with the outcome of the commit: within `request_timeout_s` if no
             other commit is in progress, else within twice that, and at the latest when

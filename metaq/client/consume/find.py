@@ -8,7 +8,7 @@ messages of a transaction are appended by its commit.
 """
 
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from dataclasses import field as field_of
@@ -130,12 +130,8 @@ class Search:
         Returns:
             Lists that are not empty, the newest message last.
         """
-        of_broker = dict[BrokerId, list[TopicPartition]]()
-        for one in self.below:
-            of_broker.setdefault(one.broker_id, []).append(one)
-        asked = [each[:FIND_PARTITIONS_MAX] for each in of_broker.values() if each[1:]]
         waiting = dict[TopicPartition, list[Message]]()
-        for pages in await all_of(map(self._ask_together, asked)):
+        for pages in await all_of(map(self._ask_together, together(self.below))):
             for one, page in pages.items():
                 if messages := self._note(one, page):
                     waiting[one] = messages[::-1]
@@ -260,6 +256,19 @@ class Search:
                 f" '{self.topic}' without an index, got {self.read_bytes}: {more} a"
                 " larger read_bytes_max"
             )
+
+
+def together(partitions: Iterable[TopicPartition]) -> list[list[TopicPartition]]:
+    """Return the partitions that one request each asks for: two or more of a broker."""
+    of_broker = dict[BrokerId, list[TopicPartition]]()
+    for one in partitions:
+        of_broker.setdefault(one.broker_id, []).append(one)
+    groups = [
+        each[at : at + FIND_PARTITIONS_MAX]
+        for each in of_broker.values()
+        for at in range(0, len(each), FIND_PARTITIONS_MAX)
+    ]
+    return [each for each in groups if len(each) > 1]
 
 
 def _age(message: Message) -> int:

@@ -33,7 +33,6 @@ from threading import Lock, get_ident
 from typing import Literal, Protocol, TypeVar
 
 from metaq.client.cluster.context import ClientContext
-from metaq.client.cluster.metadata import NOTICE_S
 from metaq.client.cluster.scheduled import cancel_scheduled
 from metaq.client.errors import BufferFullError, ExchangeError, NoTopicError
 from metaq.client.names import check_topic, require_text
@@ -58,7 +57,7 @@ from metaq.client.produce.scheduling import (
 )
 from metaq.client.produce.transaction import AsyncTransaction
 from metaq.client.produce.transaction_branch import TransactionParts
-from metaq.client.timeouts import ClosedByBlock, require_loop
+from metaq.client.timeouts import NOTICE_S, ClosedByBlock, WaitNotice, require_loop
 from metaq.client.validation import check_timeout, wrong_type
 from metaq.cluster_snapshot import ClusterSnapshot
 from metaq.errors import (
@@ -161,7 +160,7 @@ class AsyncProducer(ClosedByBlock):
             counters=ClientTransactionCounters(),
         )
         self._transaction_numbers = count()
-        self._silent_until_s = 0.0
+        self._notice = WaitNotice(self._clock)
         self.is_closed = False
         self._ended = asyncio.Event()
 
@@ -198,11 +197,11 @@ class AsyncProducer(ClosedByBlock):
         self._learn(topic, await self._find(topic, deadline_s))
 
     async def _find(self, topic: str, deadline_s: float) -> ClusterSnapshot:
-        notice = asyncio.get_running_loop().call_later(NOTICE_S, self._say_wait, topic)
         try:
-            return await self._metadata.topic(
-                topic, deadline_s=deadline_s, takes_puts=True
-            )
+            with self._notice.of(partial(self._say_wait, topic)):
+                return await self._metadata.topic(
+                    topic, deadline_s=deadline_s, takes_puts=True
+                )
         except NoTopicError as error:
             if not self._is_of_exchange:
                 raise
@@ -210,14 +209,8 @@ class AsyncProducer(ClosedByBlock):
                 f"there is no exchange '{topic}' ('metaq exchanges list' lists them,"
                 " 'metaq exchanges create' creates one)"
             ) from error
-        finally:
-            notice.cancel()
 
     def _say_wait(self, topic: str) -> None:
-        """Log, once for all who wait in these seconds, why sends take their time."""
-        if self._clock.monotonic_s() < self._silent_until_s:
-            return
-        self._silent_until_s = self._clock.monotonic_s() + NOTICE_S
         try:
             self._metadata.require_reachable(NOTICE_S)
         except CoordinationError as error:

@@ -42,7 +42,6 @@ from metaq.client.sync.derived import (
     SyncPart,
     blocking,
     direct,
-    documented,
     like,
     like_in_place,
     making,
@@ -221,7 +220,7 @@ class Client(SyncObject[AsyncClient]):
         """Return an object that administers topics, groups, exchanges and brokers."""
         return Admin(AsyncAdmin(context_of(self._twin)), self._require_thread())
 
-    @documented(AsyncClient.statistics)
+    @like(AsyncClient.statistics)
     def statistics(self) -> ClientStatistics:
         """Return a snapshot of the counters; see `AsyncClient.statistics`."""
         return self._twin.statistics()
@@ -285,7 +284,7 @@ class Consumer(SyncClosable[AsyncConsumer]):
 
     start = blocking(AsyncConsumer.start)
 
-    @documented(AsyncConsumer.close)
+    @like(AsyncConsumer.close)
     def close(self, timeout: float | None = None) -> None:
         """Revoke the partitions and leave the group; see `AsyncConsumer.close`."""
         check_timeout(timeout)
@@ -527,7 +526,7 @@ class Consumer(SyncClosable[AsyncConsumer]):
     commit = blocking(AsyncConsumer.commit)
     committed = blocking(AsyncConsumer.committed)
 
-    @documented(AsyncConsumer.commit_nowait)
+    @like(AsyncConsumer.commit_nowait)
     def commit_nowait(self, what: Committable | None = None) -> Future[None]:
         """Begin a commit; see `AsyncConsumer.commit_nowait`.
 
@@ -565,7 +564,7 @@ class MessageBatch(ListedMessages[Consumer]):
         consumer = self.consumer._twin  # noqa: SLF001  # same module
         return AsyncMessageBatch(consumer, self._filling)
 
-    @documented(AsyncMessageBatch.commit)
+    @like(AsyncMessageBatch.commit)
     def commit(self, timeout: float | None = None) -> None:
         """Commit all messages of the batch; see `AsyncMessageBatch.commit`."""
         self.consumer.commit(None if self.is_last else self, timeout)

@@ -25,10 +25,15 @@ C_co = TypeVar("C_co", bound=Closable, covariant=True)
 P = ParamSpec("P")
 R = TypeVar("R")
 S = TypeVar("S")
-F = TypeVar("F", bound=Callable[..., object])
+
+_CLOSED: Final = "ClosedError: the client is closed."
 
 SYNC_WORDS: Final = {
     "`Async": "`",
+    "Messages of one task": "Messages of one thread",
+    # Calls that never wait may be made on any thread.
+    "ClosedError: it belongs to another event loop.": _CLOSED,
+    "ClosedError: the producer is of another event loop.": _CLOSED,
     "Cancellation:": "Interrupt:",
     "`async with`": "`with`",
     "another task is reading": "another thread is reading",
@@ -106,22 +111,13 @@ def like_in_place(
 ) -> Callable[[Callable[..., R]], Callable[Concatenate[Any, P], R]]:
     """Decorate a method as `like` does, but without another call around it.
 
-    For methods that handle Ctrl-C: it would not be handled at the end of that call. The
-    method takes `**unknown` keywords, for which it raises `unknown_option`.
+    For methods that a program calls for each message, and for those that handle Ctrl-C:
+    it would not be handled at the end of that call. The latter take `**unknown`
+    keywords, for which they raise `unknown_option`.
     """
 
     def decorate(function: Callable[..., R]) -> Callable[Concatenate[Any, P], R]:
         vars(function)["__signature__"] = _with_result(method, function)
-        function.__doc__ = _sync_text(method)
-        return function
-
-    return decorate
-
-
-def documented(method: Callable[..., object]) -> Callable[[F], F]:
-    """Decorate a method with the docstring of its async twin, and nothing else."""
-
-    def decorate(function: F) -> F:
         function.__doc__ = _sync_text(method)
         return function
 

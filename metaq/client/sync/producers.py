@@ -14,7 +14,6 @@ from metaq.client.consume.exactly_once import AsyncExactlyOnce
 from metaq.client.consume.message_batch import ListedMessages
 from metaq.client.errors import BufferFullError
 from metaq.client.names import require_text
-from metaq.client.options import names_arguments
 from metaq.client.partitioner import OutgoingMessage
 from metaq.client.produce.batches import SendFuture, SendResult
 from metaq.client.produce.exchange import AsyncExchange, SendKeywords, routed
@@ -31,8 +30,8 @@ from metaq.client.sync.derived import (
     blocking,
     closing,
     direct,
-    documented,
     like,
+    like_in_place,
     making,
     on_loop,
     same,
@@ -100,7 +99,7 @@ class Producer(SyncClosable[AsyncProducer]):
         # The future is always done by the deadline; see `Delivery`.
         return self.send_nowait(*args, **keywords).result()
 
-    @documented(AsyncProducer.send_nowait)
+    @like_in_place(AsyncProducer.send_nowait)
     def send_nowait(
         self,
         topic: str,
@@ -145,8 +144,7 @@ class Producer(SyncClosable[AsyncProducer]):
                 deadline_s = self._twin.transacting.deadline_s(timeout)
             self._wait_room(full, deadline_s)
 
-    @documented(AsyncProducer.send_many)
-    @names_arguments
+    @like(AsyncProducer.send_many)
     def send_many(
         self,
         topic: str,
@@ -202,7 +200,7 @@ class Producer(SyncClosable[AsyncProducer]):
 
     cancel = blocking(AsyncProducer.cancel)
 
-    @documented(AsyncProducer.send_oneway)
+    @like_in_place(AsyncProducer.send_oneway)
     def send_oneway(
         self,
         topic: str,
@@ -222,7 +220,7 @@ class Producer(SyncClosable[AsyncProducer]):
 
     transaction = making(AsyncProducer.transaction, Transaction)
 
-    @documented(AsyncProducer.exactly_once)
+    @like(AsyncProducer.exactly_once)
     def exactly_once(self, batch: ListedMessages[Any]) -> ExactlyOnce:
         """Return the block that writes a batch; see `AsyncProducer.exactly_once`."""
         twin: Any = getattr(batch, "twin", batch)
@@ -279,7 +277,7 @@ class Exchange(SyncClosable[AsyncExchange]):
         """Send one message; see `AsyncExchange.send`."""
         return self.send_nowait(*args, **keywords).result()
 
-    @documented(AsyncExchange.send_nowait)
+    @like_in_place(AsyncExchange.send_nowait)
     def send_nowait(
         self,
         routing_key: str,
