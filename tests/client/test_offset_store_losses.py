@@ -4,9 +4,10 @@ The first commit remembers the version of the offset node. The second one is a s
 request, before which the state in ZooKeeper changes.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -300,5 +301,42 @@ def test_a_request_has_a_bounded_number_of_partitions() -> None:
             assert server.calls == [("transact", MEMBER)] * 3
             stored = {server.nodes[PATHS.group_offset("g", one)].data for one in many}
             assert stored == {b"7-20"}
+
+    run_virtually(scenario())
+
+
+class FarZooKeeper:
+    """A coordinator whose transactions take a second; counts those under way."""
+
+    def __init__(self, coordinator: Any) -> None:
+        self._coordinator = coordinator
+        self.now = self.most = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._coordinator, name)
+
+    async def transact(self, *args: Any, **keywords: Any) -> Any:
+        self.now += 1
+        self.most = max(self.most, self.now)
+        await asyncio.sleep(1)
+        self.now -= 1
+        return await self._coordinator.transact(*args, **keywords)
+
+
+def test_the_requests_of_a_commit_are_made_at_once() -> None:
+    """A commit of many partitions takes as long as one of them needs."""
+
+    async def scenario() -> None:
+        server = MeddledZooKeeper()
+        async with owner_on(server) as one, owner_on(server, "c2") as two:
+            case, far = Case(server, one, two), FarZooKeeper(one.coordinator)
+            case.store = ZooKeeperOffsets(cast("Any", far), PATHS)
+            many = tuple(
+                TopicPartition("test", BrokerId(0), number)
+                for number in range(2 * TOGETHER_MAX + 1)
+            )
+            await case.begin(many)
+            assert await case.commit(20, many) == {}
+            assert far.most == 3
 
     run_virtually(scenario())

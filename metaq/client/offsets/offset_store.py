@@ -7,10 +7,9 @@ databases are in `file_offsets.py` and `sql_offsets.py`.
 Source: docs/metaq-1.4/client.md 13.
 """
 
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from functools import partial
-from itertools import islice
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from metaq.client.fan_out import answers, failures, for_each
 from metaq.client.group.assignments import Fence
@@ -140,10 +139,10 @@ class ZooKeeperOffsets:
             ends = await for_each(lambda one: set_offset(one, offsets[one]), offsets)
             return failures(ends)
         known = {}
-        for partition, at in offsets.items():
+        for partition in offsets:
             claim, version = self._versions.pop((group, partition), (None, 0))
             if claim == fence:
-                known[partition] = at, version
+                known[partition] = version
         committed = await _commit_fenced(store, offsets, known, fence, deadline_s)
         for partition, version in answers(committed).items():
             self._versions[group, partition] = fence, version
@@ -159,7 +158,7 @@ class ZooKeeperOffsets:
 async def _commit_fenced(
     store: GroupOffsets,
     offsets: Offsets,
-    known: Mapping[TopicPartition, tuple[GroupOffset, int]],
+    known: Mapping[TopicPartition, int],
     fence: Fence,
     deadline_s: float,
 ) -> dict[TopicPartition, int | MetaqError]:
@@ -167,29 +166,32 @@ async def _commit_fenced(
 
     A joint request that fails because a node was changed is repeated one by one.
     """
-    member, version = fence.member, fence.session_version
+    owner, session_version = fence.member, fence.session_version
+    together = partial(
+        store.commit_together,
+        member=owner,
+        session_version=session_version,
+        deadline_s=deadline_s,
+    )
+    alone = partial(
+        store.commit_offset,
+        member=owner,
+        session_version=session_version,
+        deadline_s=deadline_s,
+    )
+    order = tuple(known)
+    pieces = [
+        order[at : at + TOGETHER_MAX] for at in range(0, len(order), TOGETHER_MAX)
+    ]
     ends: dict[TopicPartition, int | MetaqError] = {}
-    left = iter(known.items())
-    while piece := dict(islice(left, TOGETHER_MAX)):
-        try:
-            ends |= await store.commit_together(
-                piece, member=member, session_version=version, deadline_s=deadline_s
-            )
-        except NodeChangedError:
-            continue
-        except MetaqError as error:
-            ends |= dict.fromkeys(piece, error)
+    written = await for_each(
+        lambda piece: together({one: (offsets[one], known[one]) for one in piece}),
+        pieces,
+    )
+    for piece, end in written.items():
+        if not isinstance(end, MetaqError):
+            ends |= end
+        elif not isinstance(end, NodeChangedError):
+            ends |= dict.fromkeys(piece, end)
     rest = offsets.keys() - ends.keys()
-    if not rest:
-        return ends
-
-    def alone(one: TopicPartition) -> Coroutine[Any, Any, int]:
-        return store.commit_offset(
-            one,
-            offsets[one],
-            member=member,
-            session_version=version,
-            deadline_s=deadline_s,
-        )
-
-    return ends | await for_each(alone, rest)
+    return ends | await for_each(lambda one: alone(one, offsets[one]), rest)
