@@ -7,7 +7,7 @@ offset to continue at: a look-up without an index is a sequence of short ones.
 All commands of one turn of the loop are one job, because a change of threads takes as
 long as a look-up. If one takes long, the rest become jobs of their own.
 
-A command for several partitions works for at most PAGES_S. It leaves out the other
+A command for several partitions works for TOGETHER_S, too. It leaves out the other
 partitions, and those that it cannot look up: the client asks for each of them alone,
 and then gets the reason.
 """
@@ -46,12 +46,9 @@ FINDS_MAX: Final = 64
 WORK_S: Final = 0.05
 """Maximum time of one look-up; then its reply is sent."""
 
-TOGETHER_S: Final = 0.002
-"""Commands that a job has not begun within this time become jobs of their own."""
-
-PAGES_S: Final = 0.01
-"""Maximum time of the look-ups of a command for several partitions, except the first
-step of the first one."""
+TOGETHER_S: Final = 0.01
+"""Commands that a job has not begun within this time become jobs of their own, and
+partitions that a command has not begun within it are left out."""
 
 LIMIT_MAX: Final = 1000
 """Maximum records of a partition in a reply."""
@@ -148,7 +145,7 @@ class LookUp:
         return line + payload
 
     def _pages(self, clock: Clock) -> Iterator[FoundPage]:
-        over_s, size_bytes = clock.monotonic_s() + PAGES_S, 0
+        over_s, size_bytes = clock.monotonic_s() + TOGETHER_S, 0
         for place, partition in enumerate(self.searches):
             if place and clock.monotonic_s() >= over_s:
                 return
