@@ -52,14 +52,17 @@ async def all_of(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """Return all results, in order; the first error cancels the rest.
 
     Args:
-        work: coroutines, all started at once.
+        work: coroutines, all started at once. A single one runs in the caller's task.
 
     Raises:
         BaseException: the first error; the others are cancelled and have ended by then.
 
     Cancellation: cancels all coroutines, and waits until they have ended.
     """
-    tasks = [asyncio.ensure_future(one) for one in work]
+    every = list(work)
+    if len(every) < 2:
+        return [await one for one in every]
+    tasks = [asyncio.ensure_future(one) for one in every]
     try:
         return await asyncio.gather(*tasks)
     except BaseException:
