@@ -155,7 +155,7 @@ def keeps_reading_after_a_loss(fence: Callable[..., Any]) -> Callable[..., Any]:
             kept.append(FetchedBatch(taken.partition, rest, taken.next_offset, 0))
         fence(self, partitions)
         for batch in kept:
-            self.fetch_buffer.put_aside(batch)
+            self.fetch_buffer.put_replayed(batch)
 
     return broken
 

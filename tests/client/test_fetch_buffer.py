@@ -417,14 +417,14 @@ def test_what_is_put_aside_wakes_a_worker_and_moves_no_offset() -> None:
         wait = asyncio.ensure_future(buffer.take_async())
         await asyncio.sleep(0)
         aside = batch(ZERO, 5, 1)
-        buffer.put_aside(aside)
+        buffer.put_replayed(aside)
         assert await wait is aside
         list(aside.begin())
         aside.confirm()
         buffer.done(aside)
         assert buffer.handled()[ZERO] == BEGIN
-        buffer.put_aside(aside)
-        buffer.drop_asides()
+        buffer.put_replayed(aside)
+        buffer.drop_replayed()
         assert buffer.take_nowait() is None
 
     asyncio.run(scenario())

@@ -333,7 +333,9 @@ async def browse_topic(
     check_topic(topic)
     deadline_s = context.deadline_s(timeout)
     source = None
-    chosen = await chosen_of(context, topic, partitions, deadline_s, partial=partial)
+    chosen = await select_partitions(
+        context, topic, partitions, deadline_s, partial=partial
+    )
     if not stop_at_end and partitions is None:
         source = topic_source(context.metadata, [topic], clock=context.clock)
     elif not stop_at_end:
@@ -356,7 +358,7 @@ async def browse_topic(
             left_s = timeout
 
 
-async def chosen_of(
+async def select_partitions(
     context: ClientContext,
     topic: str,
     partitions: Collection[str | TopicPartition] | None,

@@ -148,11 +148,11 @@ class FetchBuffer:
         self._arrival = threading.Condition(self._lock)
         self._buffers: dict[TopicPartition, _PartitionBuffer] = {}
         self._queue: OrderedDict[_PartitionBuffer, None] = OrderedDict()
-        self._asides: deque[FetchedBatch] = deque()
+        self._replayed: deque[FetchedBatch] = deque()
         self._sleepers: set[asyncio.Future[None]] = set()
         self.error: BaseException | None = None
         """First error given to `fail`."""
-        self.is_called: Callable[[], bool] = lambda: False
+        self.is_call_due: Callable[[], bool] = lambda: False
         """Whether waiting threads have other work to do; checked after `wake`."""
         self._buffered_bytes = 0
         self._buffered_count = 0
@@ -291,7 +291,7 @@ class FetchBuffer:
         """Wait for a batch, up to `timeout_s`; not on the event loop's thread.
 
         Returns:
-            The batch, taken until `done`; None on a time-out, if `is_called`, or if
+            The batch, taken until `done`; None on a time-out, if `is_call_due`, or if
             another worker was faster.
         """
         batch = self.take_nowait()
@@ -300,7 +300,7 @@ class FetchBuffer:
         return batch
 
     def wake(self) -> None:
-        """Wake waiting threads, which check `is_called`."""
+        """Wake waiting threads, which check `is_call_due`."""
         with self._lock:
             self._arrival.notify_all()
 
@@ -346,7 +346,7 @@ class FetchBuffer:
             with self._lock:
                 self._sleepers.discard(sleeper)
                 self._waiting_count -= 1
-                if not is_awake and (self._queue or self._asides):
+                if not is_awake and (self._queue or self._replayed):
                     # This worker may have been the one that was woken: wake another.
                     self._wake()
 
@@ -355,8 +355,8 @@ class FetchBuffer:
             batch.is_awaited = True
             if batch.is_halted or self._has_more(batch):
                 return True
-        is_over = self.error is not None or self.is_called()
-        return bool(self._queue or self._asides) or is_over
+        is_over = self.error is not None or self.is_call_due()
+        return bool(self._queue or self._replayed) or is_over
 
     def _has_more(self, held: FetchedBatch) -> bool:
         """Return whether the buffer has the batch after one that a worker holds."""
@@ -366,8 +366,8 @@ class FetchBuffer:
     def _take(self, held: Sequence[FetchedBatch] = ()) -> FetchedBatch | None:
         """Take the next batch of the queue, or of a `held` one; the lock is held."""
         self.asked_s = self._clock.monotonic_s()
-        if self._asides:
-            return self._asides.popleft()
+        if self._replayed:
+            return self._replayed.popleft()
         if self._queue:
             buffer, _ = self._queue.popitem(last=False)
             return self._take_first(buffer, buffer.ready[0])
@@ -522,16 +522,16 @@ class FetchBuffer:
                 one for one, buffer in self._buffers.items() if buffer.is_paused
             )
 
-    def put_aside(self, batch: FetchedBatch) -> None:
+    def put_replayed(self, batch: FetchedBatch) -> None:
         """Hand a batch to the next free worker; it has no buffer and no offset."""
         with self._lock:
-            self._asides.append(batch)
+            self._replayed.append(batch)
             self._wake()
 
-    def drop_asides(self) -> None:
-        """Drop the batches that were put aside and not taken."""
+    def drop_replayed(self) -> None:
+        """Drop the replayed batches that were not taken."""
         with self._lock:
-            self._asides.clear()
+            self._replayed.clear()
 
     # -- the end of a buffer ----------------------------------------------------------
 

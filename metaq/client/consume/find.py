@@ -21,8 +21,8 @@ from metaq.client.cluster.metadata_queries import LogQueries
 from metaq.client.consume.browse import (
     browse_topic,
     check_moment,
-    chosen_of,
     require_known,
+    select_partitions,
 )
 from metaq.client.consume.decode import decode_joined
 from metaq.client.errors import CannotAnswerError
@@ -166,7 +166,7 @@ class Search:
         async with aclosing(batches):
             async for batch in batches:
                 self._count(batch[-1].next_offset - batch[0].offset)
-                wanted = [m for m in batch if m.offset < below and self._is_met(m)]
+                wanted = [m for m in batch if m.offset < below and self._matches(m)]
                 kept += wanted
                 count += len(wanted)
                 if batch[-1].next_offset >= below:
@@ -238,7 +238,7 @@ class Search:
                         return
             since_ms = until_ms
 
-    def _is_met(self, message: Message) -> bool:
+    def _matches(self, message: Message) -> bool:
         line = encode_payload(b"", None, message.key, message.header_pairs)
         time_ms = message.timestamp_ms
         is_in_time = time_ms is None or self.since_ms <= time_ms < self.until_ms
@@ -348,7 +348,7 @@ async def find_messages(
         batches = search.with_id(MessageId(id), partitions)
     else:
         deadline_s = context.deadline_s(timeout)
-        chosen = await chosen_of(context, topic, partitions, deadline_s)
+        chosen = await select_partitions(context, topic, partitions, deadline_s)
         if partitions is not None:
             await require_known(context, chosen, deadline_s)
         batches = search.newest_first(chosen)

@@ -109,7 +109,7 @@ class LocalRetryStore:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        self._fetch_buffer.drop_asides()
+        self._fetch_buffer.drop_replayed()
         if self._closing is None:
             self._closing = self._loop.create_task(self._close_spools())
         _done, late = await asyncio.wait([self._closing], timeout=CLOSE_TIMEOUT_S)
@@ -193,5 +193,5 @@ class LocalRetryStore:
             size_bytes=0,
             on_replayed=lambda failure: soon(finish, ended, failure),
         )
-        self._fetch_buffer.put_aside(batch)
+        self._fetch_buffer.put_replayed(batch)
         return await ended

@@ -273,7 +273,7 @@ class Consumer(SyncClosable[AsyncConsumer]):
         self._calls = ThreadCalls(
             twin.clock, twin.fetch_buffer.wake, twin.current_batch.interrupt
         )
-        twin.fetch_buffer.is_called = lambda: self._calls.is_due
+        twin.fetch_buffer.is_call_due = lambda: self._calls.is_due
         twin.hooks.call_in_threads(self, self._calls.call)
 
     group: str = same("group", "Name of the consumer group.")
