@@ -28,6 +28,7 @@ Keep in step: `session.py`, `watch.py`, `metaq/testing/zk.py`.
 import asyncio
 import itertools
 import logging
+import math
 import random
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
@@ -78,6 +79,8 @@ _log = logging.getLogger(__name__)
 
 RECONNECT_BACKOFF: Final = Backoff(first_s=0.2, max_s=5.0)
 """Pauses between rounds over all servers in which none replied."""
+REPORT_S: Final = 30.0
+"""While no server replies, the log says so once in so many seconds."""
 # A starting server may accept a connection and never reply (ZooKeeper 3.9 does, if a
 # client connects before its data is loaded). With a single server, waiting for it must
 # not cost the session.
@@ -201,6 +204,7 @@ class ZooKeeperCoordinator:
         """Connection that carries the session; None: not connected, or no session."""
         self._failures = 0
         """Attempts to connect since the last answered beat."""
+        self._report_at_s = math.inf
         self._is_stopped = False
         self._check: asyncio.TimerHandle | None = None
         self._beat_at_s = 0.0
@@ -224,6 +228,7 @@ class ZooKeeperCoordinator:
 
     def start(self) -> None:
         """Start to connect, and retry until `stop`."""
+        self._report_at_s = self._clock.monotonic_s() + REPORT_S
         self._keeper = self._spawn(self._keep_connected())
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
@@ -260,6 +265,15 @@ class ZooKeeperCoordinator:
                 )
         except Exception as error:  # noqa: BLE001  # no descriptor, thread or memory as well
             _log.debug("no greeting: server=%s:%d error=%r", host, port, error)
+            if self._clock.monotonic_s() >= self._report_at_s:
+                self._report_at_s = self._clock.monotonic_s() + REPORT_S
+                _log.warning(
+                    "no zookeeper server replies: hosts=%s last=%s:%d error=%r",
+                    self._hosts,
+                    host,
+                    port,
+                    error,
+                )
             return None
 
     def _begin(self, one: ServerConnection) -> None:
@@ -276,6 +290,7 @@ class ZooKeeperCoordinator:
             reason = ended.result()
             _log.debug("connection ended: hosts=%s reason=%s", self._hosts, reason)
             self._connection = None
+            self._report_at_s = self._clock.monotonic_s() + REPORT_S
             self._apply(SessionEvent.DISCONNECTED)
 
     def _apply(

@@ -13,7 +13,11 @@ import pytest
 from metaq.clock import Clock, SystemClock
 from metaq.errors import SessionSuspendedError
 from metaq.testing.clock import ManualClock
-from metaq.zk.coordinator import WATCH_READS_AT_ONCE, ZooKeeperCoordinator
+from metaq.zk.coordinator import (
+    REPORT_S,
+    WATCH_READS_AT_ONCE,
+    ZooKeeperCoordinator,
+)
 from metaq.zk.errors import CoordinationTimeoutError
 from metaq.zk.session import SessionState
 from tests.rigs.waiting import until
@@ -108,6 +112,36 @@ def test_a_server_that_does_not_greet_is_asked_again(act: Act) -> None:
             assert CLOCK.monotonic_s() - begun_s > 0.6
             assert server.connection_count == 4
             await coordinator.stop(deadline_s=in_s())
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.slow
+def test_servers_that_do_not_reply_are_reported_now_and_then(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """After each interval without a connection, with the reason."""
+
+    def reports() -> list[str]:
+        return [one for one in caplog.messages if one.startswith("no zookeeper server")]
+
+    async def leave(_server: ScriptedServer, link: Link, _greeted: Greeted) -> None:
+        link.send(greeting(LONG_MS, 0x51))
+
+    async def scenario() -> None:
+        clock = ManualClock()
+        async with scripted_server(in_turn(leave, refuse)) as server:
+            coordinator = coordinator_on(server, clock=clock)
+            clock.advance_s(REPORT_S)
+            coordinator.start()
+            for expected in 0, 1, 2:
+                tries = server.connection_count
+                await until(lambda: server.connection_count > tries + 1)  # noqa: B023
+                assert len(reports()) == expected
+                clock.advance_s(REPORT_S)
+            await coordinator.stop(deadline_s=clock.monotonic_s())
+        last = f"last=127.0.0.1:{server.port} error=ConnectionError"
+        assert all(last in each for each in reports())
 
     asyncio.run(scenario())
 
