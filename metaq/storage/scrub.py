@@ -233,10 +233,16 @@ class Scrub:
         if not log_ids:
             return
         number, first = divmod(self._first, len(log_ids))
+        around = log_ids[first:] + log_ids[:first]
+        for at, log_id in enumerate(around):  # noqa: B007  # used below
+            # None if the high watermark of a replica is in its first segment.
+            if segments := source.targets(log_id):
+                break
+        else:
+            return
         self._first = 0
-        segments = source.targets(log_ids[first])
         self._origin = segments[number % len(segments)].key
-        self._ahead = deque([*log_ids[first:], *log_ids[: first + 1]])
+        self._ahead = deque([*around[at:], *around[: at + 1]])
         self._log_count = len(log_ids)
         self._next, self._done = None, None
         self._pass_began_s = monotonic_s

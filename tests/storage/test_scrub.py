@@ -296,6 +296,25 @@ def test_the_first_pass_begins_anywhere_and_goes_round() -> None:
         assert shell.scrub.state().passes == 1
 
 
+@pytest.mark.parametrize("first", [0, 1, 2])
+def test_a_pass_does_not_begin_with_a_log_that_has_nothing_to_check(first: int) -> None:
+    """The high watermark of a replica that restarts may be within a sealed segment."""
+    disk, other = sealed_and_active(), LogId("a", 0)
+
+    class Sizes(Source):
+        def sizes(self) -> dict[LogId, int]:
+            return {other: 10, **super().sizes()}
+
+    shell = Shell(disk, first=first)
+    for targets in ([], TARGETS):
+        while step := shell.scrub.take_step(Sizes(targets), shell.now):
+            result = run_step(disk, step)
+            shell.scrub.finish_step(step, result, shell.now)
+            shell.now += 10
+    assert shell.scrub.state().checked_bytes == len(BYTES) + 60
+    assert shell.scrub.state().passes == 1
+
+
 @pytest.mark.slow
 def test_a_step_looks_at_one_log() -> None:
     """However many there are; all have their turn, and no log is asked in between."""
