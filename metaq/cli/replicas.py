@@ -237,6 +237,11 @@ def show_replicas(target: Target, broker_id: int | None, *, as_json: bool) -> bo
         f" {record.epoch.number}; in sync and present: {named or 'none'};"
         f" {record.min} must have a put before it is acknowledged"
     )
+    if not (leads or there):
+        render.say(
+            "start the in-sync replicas that are away; if those with all"
+            " data are gone for good, 'metaq replicas elect' shows what would be lost"
+        )
     return is_well
 
 
@@ -358,11 +363,12 @@ def transfer(
     """Transfer leadership to another in-sync replica.
 
     Puts are delayed for a moment, and none fails. The exit code is 1 if the replica
-    does not lead within 30 s.
+    does not lead within 30 s; it will lead once it is in sync and ready. To withdraw
+    the request, transfer to the present leader.
     """
 
     def plan(view: SetView, record: SetRecord) -> Change | None:
-        if record.leader == replica or record.target == replica:
+        if replica == (record.target or record.leader):
             return None
         if replica not in counted(view.view.presences):
             raise ReplicaSetError(
@@ -383,7 +389,7 @@ def _lead(
         return await wait_until_leads(nodes, replica, timeout_s=leads_s)
 
     is_leading = at_set(target, broker_id, work)
-    late = f"does not lead after {leads_s:g} s: see 'metaq replicas'"
+    late = f"does not lead after {leads_s:g} s, the request stays: see 'metaq replicas'"
     render.say(f"replica {replica} {'leads' if is_leading else late}")
     return is_leading
 

@@ -180,7 +180,13 @@ def test_a_set_is_shown_for_people(
     show_set(scene)
     scene.zookeeper.remove(PATHS.set_leader(ID))
     assert not replicas.show_replicas(scene.target, 0, as_json=False)
-    assert "no replica leads" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "no replica leads" in error
+    assert "metaq replicas elect" not in error, "others lead in a moment"
+    for each in 1, 2:
+        scene.show(facts(each, "idle"), flag=Flag.INCOMPLETE)
+    assert not replicas.show_replicas(scene.target, 0, as_json=False)
+    assert "'metaq replicas elect' shows" in capsys.readouterr().err
 
 
 def test_a_replica_that_says_nothing_is_shown_with_the_reason(
@@ -255,9 +261,13 @@ def test_a_leader_is_asked_to_hand_over(scene: Scene) -> None:
     show_set(scene)
     assert not replicas.transfer(scene.target, 2, None, leads_s=0.2)
     assert scene.record == LED.then(target=2)
+    scene.lead(1)
+    assert replicas.transfer(scene.target, 1, None, leads_s=0.2)
+    assert scene.record.target == 1, "the request was withdrawn"
+    assert not replicas.transfer(scene.target, 2, None, leads_s=0.2)
     scene.lead(2)
     assert replicas.transfer(scene.target, 2, None, leads_s=0.2)
-    assert scene.record == LED.then(target=2)
+    assert scene.record.target == 2
     with pytest.raises(
         ReplicaSetError, match="replica 3 cannot lead: it is away, or not ready"
     ):
