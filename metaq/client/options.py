@@ -259,8 +259,9 @@ class QueueOptions:
 
     prefetch: int = 32
     """Maximum number of unsettled messages of each broker in this worker; more are
-    taken once half of them are settled. `run` raises it to `concurrency`. With 1, a
-    busy worker holds no message that another one could handle."""
+    taken once half of them are settled, or none waits to be handed out. `run` raises it
+    to `concurrency`. With 1, a busy worker holds no message that another one could
+    handle."""
     prefetch_bytes: int = 4 * MIB
     """Maximum bytes of these messages; a single message may be larger."""
     handle_s_max: float = 1800.0

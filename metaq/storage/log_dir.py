@@ -263,9 +263,7 @@ class LogDir:
         """
         self._is_disk_full = True
         self._lacking_bytes = max(self._lacking_bytes, size_bytes)
-        self._refused(
-            f"{error} refused_bytes={size_bytes} free_bytes={self.free_bytes}"
-        )
+        self._refused(f"{error} refused_bytes={size_bytes}")
 
     def _refused(self, text: str) -> NoSpaceError:
         now_s = self._clock.monotonic_s()

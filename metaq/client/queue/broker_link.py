@@ -1,10 +1,11 @@
 """One broker of a queue's topic: takes, lease renewals, and the messages held from it.
 
 Theory of operation. One task per broker keeps a connection, over which takes are sent
-one at a time, while at least half of the prefetch is free: the first take by the task,
-the next when a reply or a settle leaves room. A broker delays the reply to a take until
-it has messages. A message is held from that reply until its settle is submitted; while
-it is held, its lease is renewed once a third of it has passed.
+one at a time, while at least half of the prefetch is free, or any of it and no message
+waits to be handed out. The first take is sent by the task, the next when a reply, a
+settle or the handing out of the last message leaves room. A broker delays the reply to
+a take until it has messages. A message is held from that reply until its settle is
+submitted; while it is held, its lease is renewed once a third of it has passed.
 
     Invariant: the first command over a new connection is an `extend` of all held
     messages, so that the broker sees this worker before it reclaims the leases of the
@@ -204,12 +205,17 @@ class BrokerLink:
         return one if one is not None and one.is_open else None
 
     def _has_room(self) -> bool:
-        options = self._parts.options
-        return (
-            len(self.held) <= self._parts.held_max // 2
-            and self._held_bytes <= options.prefetch_bytes // 2
-            and self._unanswered_count < UNANSWERED_MAX
-        )
+        """Return whether to take more now; if only later, be called then."""
+        parts, count, size_bytes = self._parts, len(self.held), self._held_bytes
+        count_max, bytes_max = parts.held_max, parts.options.prefetch_bytes
+        if self._unanswered_count >= UNANSWERED_MAX:
+            return False
+        if count <= count_max // 2 and size_bytes <= bytes_max // 2:
+            return True
+        # Few at a time only for those that would wait: each take costs a request.
+        if count >= count_max or size_bytes >= bytes_max:
+            return False
+        return not parts.prefetch.call_when_empty(self._take_if_room)
 
     def _take(self, connection: BrokerConnection) -> None:
         """Send a take, unless one is in flight or there is no room."""

@@ -5,7 +5,8 @@ import enum
 import logging
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,6 +73,7 @@ class Prefetch:
         """Guards the state of every message."""
         self._arrival = threading.Condition(self.lock)
         self._is_drained = False
+        self._on_empty = dict[Callable[[], None], asyncio.AbstractEventLoop]()
         self.error: MetaqError | None = None
         """Error to raise once the prefetch is empty; None if there is none."""
 
@@ -105,6 +107,18 @@ class Prefetch:
             self._ready.clear()
         return left
 
+    def call_when_empty(self, callback: Callable[[], None]) -> bool:
+        """Have the running loop call `callback`, once, when no message waits any more.
+
+        Returns:
+            False if none waits now; then it is not called.
+        """
+        loop = asyncio.get_running_loop()
+        with self.lock:
+            if self._ready:
+                self._on_empty[callback] = loop
+            return bool(self._ready)
+
     @property
     def has_ready(self) -> bool:
         """Whether messages wait, so that the next `take_async` may return at once."""
@@ -135,6 +149,8 @@ class Prefetch:
     def _next(self, now_s: float) -> HeldMessage | None:
         while self._ready:
             held = self._ready.popleft()
+            if not self._ready and self._on_empty:
+                self._report_empty()
             if held.state is HeldState.WAITING:
                 is_over = held.lease_end_s <= now_s
                 held.state = HeldState.LOST if is_over else HeldState.BEGUN
@@ -142,6 +158,12 @@ class Prefetch:
                     held.since_s = now_s
                     return held
         return None
+
+    def _report_empty(self) -> None:
+        waiting, self._on_empty = self._on_empty, {}
+        for callback, loop in waiting.items():
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(callback)
 
     def with_others(self, first: HeldMessage, count_max: int) -> list[HeldMessage]:
         """Return `first` and up to `count_max` - 1 more messages, without waiting."""

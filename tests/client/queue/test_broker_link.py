@@ -217,6 +217,22 @@ def test_a_take_asks_for_what_there_is_room_for_and_again_at_half() -> None:
     run(scenario, prefetch=4)
 
 
+def test_a_take_asks_for_what_is_left_when_no_message_waits() -> None:
+    """Workers do not wait for others that take long, while there is room."""
+
+    async def scenario(rig: Rig) -> None:
+        rig.give(await rig.take(0), [0, SIZE, 2 * SIZE])
+        await until(lambda: len(rig.taken) == 3)
+        for _ in range(2):
+            assert rig.prefetch.take_nowait() is not None
+        await asyncio.sleep(0.02)
+        assert len(rig.script.takes) == 1
+        assert rig.prefetch.take_nowait() is not None
+        assert (await rig.take(1)).count == 1
+
+    run(scenario, prefetch=4)
+
+
 def test_a_worker_with_a_prefetch_of_one_has_one_message() -> None:
     """A busy one holds nothing that another could handle."""
 

@@ -60,6 +60,32 @@ def test_an_error_comes_after_the_messages_and_for_all() -> None:
             prefetch.take_nowait()
 
 
+def test_the_last_message_that_is_handed_out_is_reported_once() -> None:
+    """On the loop, whoever takes it; not if none waits to begin with."""
+
+    async def scenario() -> None:
+        prefetch, calls = Prefetch(ManualClock()), list[int]()
+
+        def call() -> None:
+            calls.append(threading.get_ident())
+
+        assert not prefetch.call_when_empty(call)
+        prefetch.put([held(0), held(10), held(20)])
+        for _ in range(2):
+            assert prefetch.call_when_empty(call)
+            await asyncio.to_thread(prefetch.take_nowait)
+        await asyncio.sleep(0)
+        assert calls == []
+        await asyncio.to_thread(prefetch.take_nowait)
+        await asyncio.sleep(0)
+        prefetch.put([held(30)])
+        assert prefetch.take_nowait() is not None
+        await asyncio.sleep(0)
+        assert calls == [threading.get_ident()]
+
+    asyncio.run(scenario())
+
+
 def test_each_message_wakes_one_task_and_a_cancelled_one_passes_it_on() -> None:
     """A message is not left lying because its waiter went away in that moment."""
 

@@ -50,6 +50,18 @@ def test_workers_share_a_partition(client: Any) -> None:
         assert sorted(found) == [b"0", b"1", b"2", b"3"]
 
 
+def test_a_worker_gets_more_while_it_has_less_than_its_prefetch(client: Any) -> None:
+    """Not only once it has settled half of it."""
+    send(client, "single", *[b"%d" % n for n in range(6)])
+    with client.queue("single", prefetch=4, **DROP) as queue:
+        many = [queue.receive(WAIT_S) for _ in range(3)]
+        many.pop().ack()
+        many += [queue.receive(WAIT_S) for _ in range(2)]
+        assert [one.data for one in many] == [b"0", b"1", b"3", b"4"]
+        assert queue.receive(0.05) is None
+        queue.ack_many(many)
+
+
 @pytest.mark.slow
 def test_receive_many_gives_what_is_here(client: Any) -> None:
     """It waits for the first one alone, and for none longer than it is told."""
