@@ -309,7 +309,9 @@ def _page(
 ) -> _Page:
     if after >= below:
         raise BadReplyError(f"find below {below} goes on below {after}")
-    return list(decode_joined(decode_runs(runs), partition)), after, read_bytes
+    # Most partitions have no message with a key.
+    messages = list(decode_joined(decode_runs(runs), partition)) if runs else []
+    return messages, after, read_bytes
 
 
 async def find_messages(
