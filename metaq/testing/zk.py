@@ -453,18 +453,18 @@ class MemoryCoordinator:
 
     def _on_loop(self, callback: Callable[..., None], *args: Any) -> None:
         """Call now if on the loop's thread, else soon on the loop."""
-        if threading.get_ident() == self._thread_id:
+        is_here = threading.get_ident() == self._thread_id
+        if is_here and not self._loop.is_closed():
             callback(*args)
         else:
             self._soon(callback, *args)
 
     def _soon(self, callback: Callable[..., None], *args: Any) -> None:
-        if threading.get_ident() == self._thread_id:
-            self._loop.call_soon(callback, *args)
-            return
+        is_here = threading.get_ident() == self._thread_id
+        call = self._loop.call_soon if is_here else self._loop.call_soon_threadsafe
         # A closed loop has no listeners left.
         with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(callback, *args)
+            call(callback, *args)
 
     def _change(self, event: SessionEvent, session_id: int = 0) -> None:
         status = self._tracker.apply(event, session_id, SESSION_TIMEOUT_S)

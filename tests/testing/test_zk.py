@@ -128,12 +128,18 @@ def test_a_stopped_server_serves_nobody() -> None:
         raise AssertionError("carried out")
 
 
-def test_a_client_whose_loop_is_gone_disturbs_nobody() -> None:
-    """Changes go on after a thread ended without stopping its client."""
+@pytest.mark.parametrize("is_own_thread", [True, False])
+def test_a_client_whose_loop_is_gone_disturbs_nobody(*, is_own_thread: bool) -> None:
+    """Changes go on after a loop ended without stopping its client."""
     server = MemoryZooKeeper()
-    thread = BoundedLoopThread("gone")
-    thread.run(connected(server.coordinator(CLOCK)))
-    thread.close()
+    client = server.coordinator(CLOCK)
+    if is_own_thread:
+        asyncio.run(connected(client))
+    else:
+        thread = BoundedLoopThread("gone")
+        thread.run(connected(client))
+        thread.close()
+    client.watch_data("/a", lambda _node: None)
     server.put("/a", b"1")
     server.stop()
     server.start()
