@@ -10,6 +10,7 @@ import contextlib
 import os
 import random
 import uuid
+import warnings
 import weakref
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
@@ -268,6 +269,18 @@ class AsyncClient(AsyncBrowsing):
     async def __aenter__(self) -> Self:
         await self.start()
         return self
+
+    def __del__(self) -> None:
+        """Warn if it was started and not closed."""
+        is_open = getattr(self, "_context", None) is not None and not self._is_closed
+        if is_open and os.getpid() == self._pid:
+            warnings.warn(
+                f"{self!r} was not closed, and messages not sent by then are lost: use"
+                " it as 'async with', or await its close()",
+                ResourceWarning,
+                source=self,
+                stacklevel=2,
+            )
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self._place}: {self._state()}>"

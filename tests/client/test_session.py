@@ -1,7 +1,9 @@
 """The async client: start, objects that it closes, and cancellation."""
 
 import asyncio
+import gc
 import math
+import warnings
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -54,6 +56,26 @@ def test_before_and_after_its_block_a_client_makes_nothing(broker: AnyBroker) ->
         await client.close()
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_a_client_that_was_not_closed_is_reported(*, is_closed: bool) -> None:
+    """As files and sockets of Python are; not one that was never started."""
+
+    async def scenario() -> None:
+        AsyncClient(brokers=["127.0.0.1:1"])
+        client = AsyncClient(brokers=["127.0.0.1:1"])
+        await client.start()
+        if is_closed:
+            await client.close()
+
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        asyncio.run(scenario())
+        gc.collect()
+    texts = [str(one.message) for one in found]
+    reports = [text for text in texts if "AsyncClient of brokers" in text]
+    assert ["was not closed" in text for text in reports] == [True] * (not is_closed)
 
 
 def test_closing_the_client_closes_what_was_made_from_it(broker: AnyBroker) -> None:
