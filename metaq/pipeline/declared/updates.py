@@ -18,7 +18,7 @@ import secrets
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout, suppress
+from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
 from dataclasses import dataclass, field
 from io import StringIO
 from pathlib import Path
@@ -38,6 +38,10 @@ from pyspark.pipelines.spark_connect_pipeline import create_dataflow_graph, star
 from pyspark.sql import SparkSession
 from pyspark.sql.connect.client.retries import DefaultPolicy
 from pyspark.sql.connect.session import SparkSession as ConnectSession
+from pyspark.sql.connect.streaming.query import (
+    StreamingQueryListenerBus,
+    StreamingQueryManager,
+)
 from pyspark.sql.streaming.listener import (
     QueryProgressEvent,
     QueryStartedEvent,
@@ -169,6 +173,20 @@ def run_updates(
     run_apart(lambda: work.run(refresh, interval_s, on_update), on_interrupt=work.stop)
 
 
+class ListenerBus(StreamingQueryListenerBus):
+    """Reports the events of a session to one listener. Used by one thread.
+
+    The bus of the session itself holds its lock in `remove` until the thread of events
+    has ended, and that thread needs the lock for each event: if one arrives in that
+    moment, both wait for ever. With one user there is nothing to lock.
+    """
+
+    def __init__(self, streams: StreamingQueryManager) -> None:
+        """Start without a listener; `append` begins to report."""
+        super().__init__(streams)
+        self._lock = nullcontext()  # type: ignore[assignment]  # see above
+
+
 @dataclass(eq=False)
 class _PipelineRun(StreamingQueryListener):
     """Updates of one project. One thread calls `run`, another one may call `stop`."""
@@ -265,14 +283,15 @@ class _PipelineRun(StreamingQueryListener):
         if self._is_own:
             policy = DefaultPolicy(max_retries=RETRIES_MAX, max_backoff=RETRY_MS_MAX)
             session.client.set_retry_policies([policy])
-        self._session = session
+        self._session, bus = session, ListenerBus(session.streams)
         try:
-            session.streams.addListener(self)
+            bus.append(self)
             yield session
         finally:
             self._session = None
-            with suppress(PySparkException):
-                session.streams.removeListener(self)
+            # The thread of events is None when it has just ended by an error.
+            with suppress(PySparkException, AttributeError):
+                bus.remove(self)
             session.stop()
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802  # Spark's name
