@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple, NewType, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NewType, TypeAlias
 
 Offset = NewType("Offset", int)
 """A byte address in a partition's whole history; the next put goes to the log end."""
@@ -76,6 +76,10 @@ class TopicPartition:
     """The broker that takes puts for it."""
     partition: int
     """Partition number on that broker, 0 or more."""
+
+    if TYPE_CHECKING:  # programs of users write the broker's id as a plain number
+
+        def __init__(self, topic: str, broker_id: int, partition: int) -> None: ...
 
     def __str__(self) -> str:
         return f"{self.topic}/{self.name}"

@@ -121,14 +121,20 @@ def create(
     exchange_argument,
     examples=("metaq exchanges delete events --dry-run",),
 )
-def delete(target: Target, exchange: str, *, is_dry: bool, is_sure: bool) -> None:
+def delete(
+    target: Target, exchange: str, *, is_dry: bool, is_sure: bool, as_json: bool
+) -> None:
     """Delete EXCHANGE and its bindings; the topics stay.
 
     Asks for confirmation.
     """
     question = f"Delete exchange {exchange}?"
-    if render.may_change(question, is_dry=is_dry, is_sure=is_sure):
+    is_deleted = render.may_change(question, is_dry=is_dry, is_sure=is_sure)
+    if is_deleted:
         target.ask(lambda admin: admin.delete_exchange(exchange))
+    if as_json:
+        render.print_json({"exchange": exchange, "is_deleted": is_deleted})
+    elif is_deleted:
         render.say(f"exchange {exchange} is deleted")
 
 
@@ -160,13 +166,19 @@ def bind(
     takes(BindingOptions, "options"),
     examples=("metaq exchanges unbind events orders --key 'order.#'",),
 )
-def unbind(target: Target, exchange: str, topic: str, options: BindingOptions) -> bool:
+def unbind(
+    target: Target, exchange: str, topic: str, options: BindingOptions, *, as_json: bool
+) -> bool:
     """Delete the binding of TOPIC to EXCHANGE that has these options.
 
     The exit code is 1 if there is no such binding.
     """
     found = target.ask(lambda admin: admin.unbind(exchange, topic, **options.given()))
-    render.say("binding deleted" if found else "no such binding")
+    if as_json:
+        names = {"exchange": exchange, "topic": topic}
+        render.print_json({**names, "is_deleted": found})
+    else:
+        render.say("binding deleted" if found else "no such binding")
     return found
 
 

@@ -185,15 +185,16 @@ def message_fields(
     """
     return {
         "attribute": attribute,
-        **_text_or_base64("key", key),
+        **text_or_base64("key", key),
         "headers": [
-            {"name": name, **_text_or_base64("value", value)} for name, value in headers
+            {"name": name, **text_or_base64("value", value)} for name, value in headers
         ],
-        **_text_or_base64("data", data),
+        **text_or_base64("data", data),
     }
 
 
-def _text_or_base64(name: str, octets: bytes | None) -> dict[str, str | None]:
+def text_or_base64(name: str, octets: bytes | None) -> dict[str, str | None]:
+    """Return bytes for JSON: UTF-8 as text under the name, others as Base64."""
     if octets is None:
         return {name: None, f"{name}_base64": None}
     try:

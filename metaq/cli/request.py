@@ -4,6 +4,7 @@ import sys
 
 import click
 
+from metaq.cli import render
 from metaq.cli.cluster import Target
 from metaq.cli.options import UTF8, check_tag, headers_option, topic_argument
 from metaq.cli.tree import command
@@ -33,6 +34,8 @@ def request(
     key: str | None,
     headers: HeaderPairs,
     tag: str | None,
+    *,
+    as_json: bool,
 ) -> None:
     """Send DATA as a request to TOPIC; print the reply, followed by a newline.
 
@@ -48,4 +51,7 @@ def request(
             tag=tag,
             timeout=target.timeout_s,
         )
-    sys.stdout.buffer.write(reply + b"\n")
+    if as_json:
+        render.print_json({"topic": topic, **render.text_or_base64("data", reply)})
+    else:
+        sys.stdout.buffer.write(reply + b"\n")

@@ -163,8 +163,8 @@ class ConsumerOptions:
     """Whether to begin at `start` even if an offset is committed."""
     strategy: Literal["DEFAULT", "CONSIST"] = "DEFAULT"
     """Division of partitions, by MetaQ's names: ranges, or consistent hashing; must be
-    the same for all members of a group, which is not checked: with different ones
-    some partitions may be read by no member."""
+    the same for all members of a group. A difference is not detected, and may leave
+    partitions unread."""
     consumer_id: str | None = None
     """Last part of the member's name, without blanks and `/`. None: MetaQ's
     `<ip>-<pid>-<uuid>`."""

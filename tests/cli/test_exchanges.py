@@ -65,19 +65,28 @@ def test_a_binding_by_headers_is_named_in_one_way_everywhere(
     found = json.loads(capsys.readouterr().out)
     assert (found["headers"], found["match"]) == ("region=eu vip", "any")
     assert route(target, "regions", "", (("vip", b"1"),), as_json=False)
-    assert unbind(target, "regions", "orders", options)
-    assert not unbind(target, "regions", "orders", options)
+    capsys.readouterr()
+    names = {"exchange": "regions", "topic": "orders"}
+    for is_there in (True, False):
+        assert is_there == unbind(target, "regions", "orders", options, as_json=True)
+        printed = json.loads(capsys.readouterr().out)
+        assert printed == {**names, "is_deleted": is_there}
     assert not route(target, "regions", "", (("vip", b"1"),), as_json=False)
 
 
 @pytest.mark.slow
-def test_an_exchange_is_deleted_after_a_question(target: Target) -> None:
+def test_an_exchange_is_deleted_after_a_question(
+    target: Target, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A dry run changes nothing."""
     create(target, "events", "fanout", None, as_json=False)
-    delete(target, "events", is_dry=True, is_sure=False)
-    delete(target, "events", is_dry=False, is_sure=True)
+    capsys.readouterr()
+    for is_dry in (True, False):
+        delete(target, "events", is_dry=is_dry, is_sure=not is_dry, as_json=True)
+        printed = json.loads(capsys.readouterr().out)
+        assert printed == {"exchange": "events", "is_deleted": not is_dry}
     with pytest.raises(ClientError, match="no exchange 'events'"):
-        delete(target, "events", is_dry=False, is_sure=True)
+        delete(target, "events", is_dry=False, is_sure=True, as_json=False)
 
 
 @pytest.mark.slow

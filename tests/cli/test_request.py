@@ -1,5 +1,7 @@
 """`metaq request`: a reply on standard output, or one sentence."""
 
+import base64
+import json
 import threading
 
 import pytest
@@ -38,11 +40,15 @@ def test_a_reply_is_printed_as_it_came(
             responder = client.responder("prices", group="quotes")
             thread = threading.Thread(target=responder.run, args=(echo,))
             thread.start()
-            request(target, "prices", "ACME", "k", headers, "t")
+            request(target, "prices", "ACME", "k", headers, "t", as_json=False)
             assert capfdbinary.readouterr().out == b"ACME\xffclitk\n"
+            request(target, "prices", "ACME", "k", headers, "t", as_json=True)
+            printed = json.loads(capfdbinary.readouterr().out)
+            coded = base64.b64encode(b"ACME\xffclitk").decode()
+            assert printed == {"topic": "prices", "data": None, "data_base64": coded}
             with pytest.raises(ErrorReply, match="ValueError: no such price"):
-                request(target, "prices", "bad", None, headers, None)
+                request(target, "prices", "bad", None, headers, None, as_json=False)
         thread.join(30)
         short = Target("memory", "/meta", (), 2.0, broker.coordinator_factory)
         with pytest.raises(ReplyTimeoutError, match="no reply within"):
-            request(short, "prices", "ACME", None, headers, None)
+            request(short, "prices", "ACME", None, headers, None, as_json=False)

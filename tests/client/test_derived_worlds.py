@@ -28,6 +28,7 @@ from metaq.client import (
     Producer,
     Queue,
     QueueMessage,
+    Responder,
     SendFuture,
     Transaction,
     Xa,
@@ -271,3 +272,10 @@ def test_a_derived_method_goes_by_its_own_name(kind: type[Any]) -> None:
             assert function.__name__ == name
             assert function.__qualname__ == f"{kind.__name__}.{name}"
             assert function.__module__ == kind.__module__
+
+
+@pytest.mark.parametrize("kind", [*(sync for sync, _ in TWINS), Responder])
+def test_help_of_a_sync_class_needs_no_other_page(kind: type[Any]) -> None:
+    """It names no async class."""
+    assert kind.__doc__
+    assert "Async" not in kind.__doc__

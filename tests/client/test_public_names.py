@@ -67,6 +67,7 @@ def consume(client: Client) -> dict[TopicPartition, Lag]:
             consumer.commit(offsets)
             consumer.seek("0-1", 42)
             client.get("test", "0-1", 42)
+            consumer.seek(TopicPartition("test", 0, 1), 42)
             next(client.browse("test", start=42), None)
         except (OwnershipLostError, StuckError) as error:
             print(error)

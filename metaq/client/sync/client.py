@@ -74,9 +74,10 @@ def close_open_clients() -> None:
 
 
 class Client(SyncObject[AsyncClient]):
-    """Connects to a cluster: `with Client("127.0.0.1:2181")`; see `AsyncClient`.
+    """Connects to a cluster: `with Client("127.0.0.1:2181") as client`.
 
-    For any thread. After a fork the child creates its own.
+    For any number of threads. A client and its objects belong to one process: after a
+    fork the child creates its own.
     """
 
     @like(AsyncClient.__init__)
@@ -227,7 +228,13 @@ class Client(SyncObject[AsyncClient]):
 
 
 class Admin(SyncPart[AsyncAdmin]):
-    """Administration of a cluster, for any thread; see `AsyncAdmin`."""
+    """Administration of a cluster, for any thread.
+
+    Created by `Client.admin`; holds no resources. Calls about topics and groups need
+    ZooKeeper. Topics also need brokers of this package, because MetaQ 1.4 brokers only
+    take topics from their `server.ini`. A call with `plan=True` only returns what it
+    would change.
+    """
 
     create_topic = blocking(AsyncAdmin.create_topic)
     alter_topic = blocking(AsyncAdmin.alter_topic)
@@ -264,7 +271,16 @@ class Admin(SyncPart[AsyncAdmin]):
 
 
 class Consumer(SyncClosable[AsyncConsumer]):
-    """A consumer for any thread, one at a time; see `AsyncConsumer`."""
+    """A member of a group, or a reader of fixed partitions; one thread at a time.
+
+    Created by `Client.consumer`; used as `with`. Reading begins when the block is
+    entered.
+
+    Delivery: at least once. A message counts as handled when the next one is requested,
+    or by `commit`. Handled offsets are committed every `commit_interval_s`, when
+    partitions are revoked, and on `close`; with None only `commit` commits. Messages
+    handled after the last commit are delivered again, for example after a crash.
+    """
 
     def __init__(self, twin: AsyncConsumer, thread: LoopThread) -> None:
         """Wrap the async twin; use `Client.consumer` to create one."""

@@ -43,7 +43,12 @@ from metaq.record.flags import Headers
 
 
 class Transaction(SyncPart[AsyncTransaction]):
-    """A local transaction for any number of threads; see `AsyncTransaction`."""
+    """One local transaction, created by `Producer.transaction`, for any thread.
+
+    It is open from the start, and ended by `commit`, `rollback`, or its `with` block,
+    which commits at its end and rolls back after an exception. Concurrent calls run one
+    at a time.
+    """
 
     id: str = same("id", "Its id, as brokers log it.")
 
@@ -62,7 +67,10 @@ class Transaction(SyncPart[AsyncTransaction]):
 
 
 class ExactlyOnce(SyncPart[AsyncExactlyOnce]):
-    """Sends the messages made of one batch, on any thread; see `AsyncExactlyOnce`."""
+    """Sends the messages made of one batch, on any thread.
+
+    Created by `Producer.exactly_once`, and used as one `with` block.
+    """
 
     id: str = same(
         "id", 'Key of its transaction, as brokers list it; "" outside of the block.'
@@ -86,7 +94,11 @@ class ExactlyOnce(SyncPart[AsyncExactlyOnce]):
 
 
 class Producer(SyncClosable[AsyncProducer]):
-    """A producer for any number of threads; see `AsyncProducer`."""
+    """Sends messages, for any number of threads.
+
+    Created by `Client.producer`; used as `with`, or closed by `close`. Every
+    `SendFuture` may be used from any thread.
+    """
 
     prepare = blocking(AsyncProducer.prepare)
 
@@ -260,7 +272,12 @@ class Producer(SyncClosable[AsyncProducer]):
 
 
 class OrderedProducer(SyncClosable[AsyncOrderedProducer]):
-    """An ordered producer for any number of threads; see `AsyncOrderedProducer`."""
+    """Sends messages of one topic and keeps their order even while brokers are away.
+
+    Created by `Client.ordered_producer`; used as `with`, by any number of threads. One
+    process at a time uses a directory. Sends to one partition run one at a time;
+    partitions are independent of each other.
+    """
 
     topic: str = same("topic", "Topic of all messages.")
 
@@ -277,7 +294,10 @@ class OrderedProducer(SyncClosable[AsyncOrderedProducer]):
 
 
 class Exchange(SyncClosable[AsyncExchange]):
-    """An exchange for any number of threads; see `AsyncExchange`."""
+    """Sends messages to one exchange, for any number of threads.
+
+    Created by `Client.exchange`; used as `with`, or closed by `close`.
+    """
 
     name: str = same("name", "Its name.")
 
@@ -313,7 +333,12 @@ class Exchange(SyncClosable[AsyncExchange]):
 
 
 class Xa(SyncClosable[AsyncXa]):
-    """XA transactions, one at a time, for any thread; see `AsyncXa`."""
+    """XA transactions, one at a time, for any thread.
+
+    Lifecycle: `begin`, sends, `prepare`, `commit` or `rollback`, any number of times;
+    in between `recover`, and `commit` or `rollback` of the xids it returns; `close`.
+    Concurrent calls run one at a time.
+    """
 
     qualifier: str = same(
         "qualifier",

@@ -61,7 +61,19 @@ class QueueMessage(DeliveredMessage[None, Future[None]]):
 
 
 class Queue(SyncClosable[AsyncQueue]):
-    """A worker of a queue group, for any threads; see `AsyncQueue`."""
+    """A worker of a queue group; any number of workers share the messages of a topic.
+
+    Created by `Client.queue`; used as `with`. Any number of threads may read and settle
+    at once.
+
+    Delivery: at least once. A worker has a message until it is settled or its lease
+    ends; leases of held messages are renewed for up to `handle_s_max`. A message that
+    contradicts its checksum is not handed out: it is returned with the delay of the
+    group, and logged.
+
+    The end of the block releases messages that were not handed out, returns unsettled
+    ones with the delay of the group, and waits for settles in progress.
+    """
 
     def __init__(self, twin: AsyncQueue, thread: LoopThread) -> None:
         """Wrap the async twin; use `Client.queue` to create one."""
@@ -195,7 +207,11 @@ class _QueueThreads(HandlerThreads[QueueMessage]):
 
 
 class Responder(SyncClosable[AsyncResponder]):
-    """Answers the requests of a topic, for any thread; see `AsyncResponder`."""
+    """Answers requests of a topic, sharing them with the responders of its group.
+
+    Created by `Client.responder`, for any thread. Requests are delivered at least once;
+    a reply arrives at most once.
+    """
 
     def __init__(self, twin: AsyncResponder, thread: LoopThread) -> None:
         """Wrap the async twin; use `Client.responder` to create one."""
