@@ -526,8 +526,10 @@ class QueueService(Service):
 
         self.watch(queue)
         queue.open(opened)
-        if buried:
+        if buried and self.has(queue):
             queue.note_done(buried)
+        if not self.has(queue):  # an append failed at once, as on a disk that is full
+            raise self._away()
         return queue
 
     def _away(self) -> UnavailableError:

@@ -5,14 +5,22 @@ from typing import Any
 
 import pytest
 
-from metaq.errors import MetaqError
-from metaq.model import MessageId
+from metaq.broker.context import BrokerContext
+from metaq.broker.internal_logs import InternalLogs, OnStored
+from metaq.errors import MetaqError, NoSpaceError
+from metaq.model import LogId, MessageId
 from metaq.protocol.commands import Mput, Result, Settle, Take, Value
 from metaq.protocol.queue_frames import SettleVerb, encode_settlements
 from metaq.record.checksum import checksum
 from metaq.record.layout import encode_record
 from metaq.zk.group_definitions import QueueGroupDefinition
-from tests.broker.queue_rig import GROUP, LoopClock, QueueRig, QueueSession
+from tests.broker.queue_rig import (
+    GROUP,
+    LoopClock,
+    QueueRig,
+    QueueSession,
+    SteppedQueues,
+)
 from tests.broker.queue_worker import Got, got_of
 from tests.rigs.fs import FaultyFileSystem
 from tests.rigs.virtual_time import run_virtually
@@ -40,6 +48,63 @@ async def give_one(rig: QueueRig, session: QueueSession) -> Got:
     assert (await ask(rig, session, put)).status == 200
     (got,) = await take(rig, session, 2)
     return got
+
+
+class Refusing(InternalLogs):
+    """Refuses appends at once, as a directory that is low on space does."""
+
+    is_low = False
+
+    def append(
+        self, log_id: LogId, payload: bytes, on_stored: OnStored, **more: Any
+    ) -> None:
+        if self.is_low:
+            on_stored(NoSpaceError("low on space"))
+        else:
+            super().append(log_id, payload, on_stored, **more)
+
+
+class LowOnSpace(SteppedQueues):
+    """The service over such a directory."""
+
+    def __init__(self, context: BrokerContext) -> None:
+        super().__init__(context)
+        self._journal = self.refusing = Refusing(context)
+
+
+@pytest.mark.parametrize("partition", [-1, 0])
+def test_queues_that_could_not_be_opened_are_opened_once_there_is_room(
+    partition: int,
+) -> None:
+    """The first take after a start is refused; the group is not left without them."""
+
+    async def scenario() -> None:
+        definition = QueueGroupDefinition(topic="test", dead_letter_topic=None)
+        rig = await QueueRig(
+            FaultyFileSystem(), LoopClock(), definition, LowOnSpace
+        ).start()
+        session, service = QueueSession(rig), rig.service
+        assert isinstance(service, LowOnSpace)
+        body = encode_record(b"a", id=MessageId(0), flag=0)
+        put = Mput("test", 0, 1, checksum(body), 1, body)
+        assert (await ask(rig, session, put)).status == 200
+
+        def command(opaque: int) -> Take:
+            return Take(
+                "test", GROUP, partition, 9, 1 << 20, opaque, "w", wait_ms=10_000
+            )
+
+        service.refusing.is_low = True
+        refused = await ask(rig, session, command(2))
+        assert isinstance(refused, Result)
+        assert (refused.status, b"low on space" in refused.body) == (503, True)
+        service.refusing.is_low = False
+        await asyncio.sleep(30)
+        (got,) = got_of(await ask(rig, session, command(3)))
+        assert got.data == b"a"
+        await rig.kill()
+
+    run_virtually(scenario())
 
 
 @pytest.mark.parametrize("is_appended", [False, True])
