@@ -28,7 +28,6 @@ Keep in step: `session.py`, `watch.py`, `metaq/testing/zk.py`.
 import asyncio
 import itertools
 import logging
-import math
 import random
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
@@ -80,7 +79,7 @@ _log = logging.getLogger(__name__)
 RECONNECT_BACKOFF: Final = Backoff(first_s=0.2, max_s=5.0)
 """Pauses between rounds over all servers in which none replied."""
 REPORT_S: Final = 30.0
-"""While no server replies, the log says so once in so many seconds."""
+"""Interval of the log lines while no server replies, in seconds."""
 # A starting server may accept a connection and never reply (ZooKeeper 3.9 does, if a
 # client connects before its data is loaded). With a single server, waiting for it must
 # not cost the session.
@@ -204,7 +203,8 @@ class ZooKeeperCoordinator:
         """Connection that carries the session; None: not connected, or no session."""
         self._failures = 0
         """Attempts to connect since the last answered beat."""
-        self._report_at_s = math.inf
+        self._refusal = ""
+        """Server that did not greet last, and its error."""
         self._is_stopped = False
         self._check: asyncio.TimerHandle | None = None
         self._beat_at_s = 0.0
@@ -228,7 +228,6 @@ class ZooKeeperCoordinator:
 
     def start(self) -> None:
         """Start to connect, and retry until `stop`."""
-        self._report_at_s = self._clock.monotonic_s() + REPORT_S
         self._keeper = self._spawn(self._keep_connected())
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
@@ -239,9 +238,17 @@ class ZooKeeperCoordinator:
 
     async def _keep_connected(self) -> None:
         """Keep a connection open, replacing it when it ends; runs until cancelled."""
+        since_s = self._clock.monotonic_s()
         while True:
             rounds, place = divmod(self._failures, self._count)
             if rounds and not place:
+                if self._clock.monotonic_s() - since_s >= REPORT_S:
+                    since_s = self._clock.monotonic_s()
+                    _log.warning(
+                        "no zookeeper server replies: hosts=%s last=%s",
+                        self._hosts,
+                        self._refusal,
+                    )
                 await asyncio.sleep(RECONNECT_BACKOFF.delay_s(rounds))
             self._failures += 1
             one = await self._greet(self._session)
@@ -250,6 +257,7 @@ class ZooKeeperCoordinator:
             if one.session.timeout_ms > 0:
                 self._begin(one)
                 await asyncio.wait([one.ended])
+                since_s = self._clock.monotonic_s()
             else:
                 one.drop("its session is over")
                 self._session = replace(self._wanted, zxid=one.session.zxid)
@@ -264,16 +272,8 @@ class ZooKeeperCoordinator:
                     host, port, session, clock=self._clock, on_event=self._on_event
                 )
         except Exception as error:  # noqa: BLE001  # no descriptor, thread or memory as well
-            _log.debug("no greeting: server=%s:%d error=%r", host, port, error)
-            if self._clock.monotonic_s() >= self._report_at_s:
-                self._report_at_s = self._clock.monotonic_s() + REPORT_S
-                _log.warning(
-                    "no zookeeper server replies: hosts=%s last=%s:%d error=%r",
-                    self._hosts,
-                    host,
-                    port,
-                    error,
-                )
+            self._refusal = f"{host}:{port} error={error!r}"
+            _log.debug("no greeting: server=%s", self._refusal)
             return None
 
     def _begin(self, one: ServerConnection) -> None:
@@ -290,7 +290,6 @@ class ZooKeeperCoordinator:
             reason = ended.result()
             _log.debug("connection ended: hosts=%s reason=%s", self._hosts, reason)
             self._connection = None
-            self._report_at_s = self._clock.monotonic_s() + REPORT_S
             self._apply(SessionEvent.DISCONNECTED)
 
     def _apply(

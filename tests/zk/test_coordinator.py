@@ -147,6 +147,30 @@ def test_servers_that_do_not_reply_are_reported_now_and_then(
 
 
 @pytest.mark.slow
+def test_a_server_that_does_not_reply_is_not_reported_while_another_does(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """However late it is: only a round over all servers says that none replies."""
+
+    async def scenario() -> None:
+        clock = ManualClock()
+
+        async def refuse_late(*_of: object) -> None:
+            clock.advance_s(REPORT_S)
+
+        async with scripted_server(refuse_late) as bad, scripted_server(grant) as good:
+            for _ in range(8):  # whichever it begins with
+                coordinator = coordinator_on(bad, good, clock=clock)
+                coordinator.start()
+                await connected(coordinator)
+                await coordinator.stop(deadline_s=clock.monotonic_s() + 30)
+            assert bad.connection_count
+
+    asyncio.run(scenario())
+    assert not [one for one in caplog.messages if "replies" in one]
+
+
+@pytest.mark.slow
 def test_a_mute_server_does_not_keep_the_others_from_being_asked() -> None:
     async def scenario() -> None:
         async with scripted_server(mute) as bad, scripted_server(grant) as good:
