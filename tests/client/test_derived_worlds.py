@@ -82,6 +82,7 @@ UNBOUNDED = {
     "Consumer.health": "asks no one",
     "Consumer.statistics": "asks no one",
     "MessageBatch.__iter__": "goes through a list",
+    "MessageBatch.block": "makes an object",
     "OrderedProducer.__enter__": "is start, by the disk",
     "OrderedProducer.__exit__": "is close, by close_timeout_s",
     "OrderedProducer.statistics": "asks no one",
@@ -139,7 +140,7 @@ INNER = {
     "AsyncQueue.require_started",
     "AsyncQueue.say",
     "AsyncQueue.settle",
-    "MessageBatch.twin",
+    "MessageBatch.block",
 }
 """Names that the worlds have for each other, and for their client."""
 

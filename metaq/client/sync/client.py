@@ -22,6 +22,7 @@ from metaq.client.client_statistics import ClientStatistics
 from metaq.client.consume.browse import browse_topic
 from metaq.client.consume.consumer import AsyncConsumer, AsyncMessageBatch
 from metaq.client.consume.current_batch import Filling
+from metaq.client.consume.exactly_once import AsyncExactlyOnce
 from metaq.client.consume.fetched_batch import FetchedBatch
 from metaq.client.consume.find import find_messages
 from metaq.client.consume.message_batch import ListedMessages, check_bounds
@@ -35,6 +36,7 @@ from metaq.client.options import (
     check_plain_function,
     names_arguments,
 )
+from metaq.client.produce.transaction_branch import TransactionParts
 from metaq.client.session import AsyncClient, context_of
 from metaq.client.sync.derived import (
     SyncClosable,
@@ -574,11 +576,15 @@ class Consumer(SyncClosable[AsyncConsumer]):
 class MessageBatch(ListedMessages[Consumer]):
     """Messages that are handled together; created by `Consumer.batches`."""
 
-    @property
-    def twin(self) -> AsyncMessageBatch:
-        """The same batch as an object of the async client."""
+    def block(self, parts: TransactionParts) -> AsyncExactlyOnce:
+        """Return the block that writes its results, for `Producer.exactly_once`.
+
+        Raises:
+            ConfigError: the consumer commits automatically, or not in ZooKeeper; or it
+                and the producer are of different clients.
+        """
         consumer = self.consumer._twin  # noqa: SLF001  # same module
-        return AsyncMessageBatch(consumer, self._filling)
+        return AsyncMessageBatch(consumer, self._filling).block(parts)
 
     @like(AsyncMessageBatch.commit)
     def commit(self, timeout: float | None = None) -> None:

@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any, Self, Unpack
 
 from metaq.client.consume.exactly_once import AsyncExactlyOnce
-from metaq.client.consume.message_batch import ListedMessages
 from metaq.client.errors import BufferFullError
 from metaq.client.names import require_text
 from metaq.client.partitioner import OutgoingMessage
@@ -33,7 +32,6 @@ from metaq.client.sync.derived import (
     like,
     like_in_place,
     making,
-    on_loop,
     same,
 )
 from metaq.loop_thread import LoopThread
@@ -232,26 +230,7 @@ class Producer(SyncClosable[AsyncProducer]):
 
     transaction = making(AsyncProducer.transaction, Transaction)
 
-    # Its batches are of another class than those of its twin, hence no `like`.
-    def exactly_once(self, batch: ListedMessages[Any]) -> ExactlyOnce:
-        """Return the context manager that writes the results of a batch exactly once.
-
-        At its end the messages sent in it and the offsets of the batch are both stored;
-        or, after an exception, neither is, and the batch is delivered again.
-
-        Args:
-            batch: the current batch of `Consumer.batches`. Its consumer belongs to
-                the same client, is a member of a group in ZooKeeper, and has
-                `commit_interval_s=None`.
-
-        Raises:
-            ConfigError: the consumer does not meet these conditions.
-            ClosedError: the producer is closed, or is called on its own thread.
-            TypeError: `batch` is not a batch of a consumer.
-        """
-        twin: Any = getattr(batch, "twin", batch)
-        work = on_loop(self._twin.exactly_once, twin)
-        return ExactlyOnce(self._thread.run(work), self._thread)
+    exactly_once = making(AsyncProducer.exactly_once, ExactlyOnce)
 
     flush = blocking(AsyncProducer.flush)
     close = closing(AsyncProducer.close)
