@@ -235,7 +235,7 @@ class Scrub:
         number, first = divmod(self._first, len(log_ids))
         around = log_ids[first:] + log_ids[:first]
         for at, log_id in enumerate(around):  # noqa: B007  # used below
-            # None if the high watermark of a replica is in its first segment.
+            # There is none if the high watermark of a replica is in the first segment.
             if segments := source.targets(log_id):
                 break
         else:

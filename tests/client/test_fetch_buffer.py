@@ -411,19 +411,19 @@ def test_a_waiter_that_is_cancelled_after_its_wake_up_passes_it_on(
     asyncio.run(scenario())
 
 
-def test_what_is_put_aside_wakes_a_worker_and_moves_no_offset() -> None:
+def test_what_is_replayed_wakes_a_worker_and_moves_no_offset() -> None:
     async def scenario() -> None:
         buffer = make_buffer()
         wait = asyncio.ensure_future(buffer.take_async())
         await asyncio.sleep(0)
-        aside = batch(ZERO, 5, 1)
-        buffer.put_replayed(aside)
-        assert await wait is aside
-        list(aside.begin())
-        aside.confirm()
-        buffer.done(aside)
+        replayed = batch(ZERO, 5, 1)
+        buffer.put_replayed(replayed)
+        assert await wait is replayed
+        list(replayed.begin())
+        replayed.confirm()
+        buffer.done(replayed)
         assert buffer.handled()[ZERO] == BEGIN
-        buffer.put_replayed(aside)
+        buffer.put_replayed(replayed)
         buffer.drop_replayed()
         assert buffer.take_nowait() is None
 

@@ -428,13 +428,13 @@ def test_a_session_that_is_lost_during_on_revoked_ends_it(
     client: Any, other: Any, broker: AnyBroker, world: str
 ) -> None:
     """Its commit is refused, its error is no failure of the user, `on_lost` follows."""
-    is_call_due, is_free = threading.Event(), threading.Event()
+    is_called, is_free = threading.Event(), threading.Event()
 
     async def commit_later(consumer: Any) -> None:
         await asyncio.Event().wait()
 
     def commit(consumer: Any, _partitions: frozenset[TopicPartition]) -> Any:
-        is_call_due.set()
+        is_called.set()
         if world == "async":
             return commit_later(consumer)
         assert is_free.wait(PATIENCE_S)
@@ -445,7 +445,7 @@ def test_a_session_that_is_lost_during_on_revoked_ends_it(
         wait_until(lambda: book.count("on_assigned") == 1)
         two = member(other, consumer_id="c2")
         with reading(two):
-            assert is_call_due.wait(PATIENCE_S)
+            assert is_called.wait(PATIENCE_S)
             expire(client, broker)
             wait_until(two.assignment)
             is_free.set()
