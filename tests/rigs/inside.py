@@ -11,6 +11,7 @@ from metaq.broker.app import Broker
 from metaq.broker.hot_puts import HotPuts
 from metaq.broker.orders import perform
 from metaq.broker.session import Session
+from metaq.client.consume.consumer import AsyncMessageBatch
 from metaq.fs import FileSystem
 from metaq.model import TopicPartition
 from metaq.peer.connection import BrokerConnection
@@ -62,8 +63,7 @@ def fetchers_of(consumer: Any) -> Any:
 
 def redeliver(consumer: Any, batch: Any) -> None:
     """Have a consumer deliver a batch again, as after a rolled back transaction."""
-    assert getattr(batch, "twin", batch).consumer is consumer
-    getattr(batch, "twin", batch).redeliver()
+    AsyncMessageBatch(consumer, batch._filling).redeliver()
 
 
 def buffers_of(fetch_buffer: Any) -> dict[TopicPartition, Any]:

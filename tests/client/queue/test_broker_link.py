@@ -1,6 +1,7 @@
 """One broker of a queue, replaced by a script: takes, leases, connections."""
 
 import asyncio
+import random
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from types import SimpleNamespace
@@ -231,6 +232,40 @@ def test_a_take_asks_for_what_is_left_when_no_message_waits() -> None:
         assert (await rig.take(1)).count == 1
 
     run(scenario, prefetch=4)
+
+
+def test_no_worker_is_left_waiting_while_there_is_room(rng: random.Random) -> None:
+    """In any order of replies, settles and messages handed out, also to threads."""
+
+    async def scenario(rig: Rig) -> None:
+        acts = ("reply", "settle", "take", "take in a thread")
+        given = 0
+        begun = list[HeldMessage]()
+        for _ in range(600):
+            has_asked = len(rig.script.takes) > given
+            match rng.choices(acts, (3, 1, 4, 2))[0]:
+                case "reply" if has_asked:
+                    take = rig.script.takes[given]
+                    given += 1
+                    first = len(rig.taken)
+                    count = rng.randint(1, take.count)
+                    rig.give(take, [SIZE * (first + n) for n in range(count)])
+                    await until(lambda end=first + count: len(rig.taken) == end)
+                case "settle" if begun:
+                    one = begun.pop(rng.randrange(len(begun)))
+                    rig.link.settle([Settling(one, SettleVerb.ACK)])
+                    rig.link.flush()
+                case "take" if one := rig.prefetch.take_nowait():
+                    begun.append(one)
+                case "take in a thread" if one := await asyncio.to_thread(
+                    rig.prefetch.take_nowait
+                ):
+                    begun.append(one)
+            assert len(rig.link.held) <= 8
+            if not rig.prefetch.has_ready and len(rig.link.held) < 8:
+                await rig.take(given)
+
+    run(scenario, prefetch=8)
 
 
 def test_a_worker_with_a_prefetch_of_one_has_one_message() -> None:
