@@ -32,10 +32,7 @@ from metaq.errors import (
     ClosedError,
     CorruptRecordError,
     MetaqError,
-    SequenceError,
-    StorageError,
     UnavailableError,
-    WireError,
 )
 from metaq.model import (
     RANDOM_PARTITION,
@@ -143,6 +140,7 @@ class Letters:
         ):
             sending = self._waiting.popleft()
             self._open.add(sending)
+            sending.queue.letters_tried += 1
             self._service.spawn(self._send(sending), name="letter")
 
     async def _send(self, sending: _Sending) -> None:
@@ -174,7 +172,7 @@ class Letters:
             if self._context.replica is not None:
                 self._send_by_name(sending, target, payload, flag)
                 return
-        except (StorageError, ClosedError, WireError, SequenceError) as error:
+        except MetaqError as error:
             self._on_done(sending, error)
             return
         change = queue.encode([Done(letter.offset, end)])
@@ -246,7 +244,7 @@ class Letters:
             self._end(sending, is_stored=True)
             self._service.on_settled(queue)
             return
-        self._open.discard(sending)
+        self._end_try(sending)
         is_known = any(each.topic == sending.topic for each in self._failed)
         if not is_known and str(error) != sending.error:
             _log.error(
@@ -265,10 +263,14 @@ class Letters:
 
     def _end(self, sending: _Sending, *, is_stored: bool) -> None:
         """Remove a letter that is stored or not needed any more."""
-        self._open.discard(sending)
+        self._end_try(sending)
         sending.queue.letters_open -= 1
         self._report(sending, is_stored=is_stored)
         self._begin()
+
+    def _end_try(self, sending: _Sending) -> None:
+        self._open.discard(sending)
+        sending.queue.letters_tried -= 1
 
     def _report(self, sending: _Sending, *, is_stored: bool) -> None:
         on_first, sending.on_first = sending.on_first, None

@@ -89,7 +89,9 @@ class ServedQueue:
     lost_ms: int = 0
     """Monotonic time of the last loss of messages or of unscanned bytes; 0: none."""
     letters_open: int = 0
-    """Dead letters being sent."""
+    """Dead letters that are not stored yet."""
+    letters_tried: int = 0
+    """Dead letters being stored now; the others of `letters_open` wait for a retry."""
     _window: tuple[Offset, bytes] | None = None
     _scale: int = 1
     """Factor of the bytes to read; doubled while a record is larger."""
@@ -184,8 +186,11 @@ class ServedQueue:
         return self._record(StateKind.CHANGES, changes)
 
     def snapshot(self, now: Now, on_stored: OnStored) -> None:
-        """Store the whole state, unless a dead letter is being sent."""
-        if not self.is_open or self.letters_open:
+        """Store the whole state, unless a dead letter is being stored.
+
+        Its done record may be before the snapshot, which replaces it.
+        """
+        if not self.is_open or self.letters_tried:
             return
         self.store()
         self.store_now()

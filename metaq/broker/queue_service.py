@@ -480,11 +480,11 @@ class QueueService(Service):
         if content is None:
             raise self._away()
         is_new = name not in content.by_name
+        letters_topic = group.definition.dead_letter_topic
+        buried = stored_letters(self._context, letters_topic, name, log)
         snapshot = content.by_name.get(name)
         if snapshot is None:
             snapshot = content.begin(name, _first_floor(group, log))
-        letters_topic = group.definition.dead_letter_topic
-        buried = stored_letters(self._context, letters_topic, name, log)
         snapshot.apply(buried)
         snapshot.incarnation += 1
         queue_id = content.id_of(name)
@@ -638,12 +638,12 @@ class QueueService(Service):
 
     def tick(self) -> None:
         """Once a second: retry dead letters, write snapshots that are due, and trim."""
-        self.letters.retry()
         for group in self._groups.values():
             # The replica may have learned by now whether it still leads.
             self.takers.pump(group)
             for queue in [*group.queues.values()]:
                 self._tend(group, queue)
+        self.letters.retry()  # last: no snapshot is written while letters are stored
         log = self._journal.find(QUEUES)
         if log is not None and self._content is not None:
             starts = self._content.starts.values()

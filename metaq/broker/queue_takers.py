@@ -294,14 +294,13 @@ class Takers:
         queue: ServedQueue,
         now: Now,
     ) -> None:
-        """Deliver nothing else to a worker, for one lease at most."""
+        """Deliver nothing else to a worker, for one lease; the next tick ends it."""
         lease_ms, reserved = queue.state.rules.lease_ms, group.reservations
         for name in [
             n for n in reserved if reserved[n].until_ms + lease_ms <= now.mono_ms
         ]:
             del reserved[name]  # the worker is gone
         reserved[worker] = Reservation(now.mono_ms + lease_ms, wanted)
-        asyncio.get_running_loop().call_later(lease_ms / 1000, self.pump, group)
 
     def _send(self, reply: _TakeReply) -> None:
         """Answer with the records; if they cannot be read, release the messages."""

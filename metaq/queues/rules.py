@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 INCARNATION_SHIFT: Final = 40
-"""A delivery is `incarnation << 40 | counter`: an incarnation has at most 10^12
-deliveries, and a new one begins before that."""
+"""A delivery is `incarnation << 40 | counter`, the counter even: an incarnation has at
+most 5 * 10^11 deliveries, and a new one begins before that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -165,6 +165,8 @@ class QueueState:
         """Number of this incarnation, 1 or more."""
         self._first_incarnation = snapshot.first_incarnation
         self._counter = 0
+        """Of the last delivery; even, so that `delivery - 1`, which is stored for a
+        leased message, is after all earlier deliveries and is none itself."""
         self._done = snapshot.done
         self._returned = snapshot.open_returned()
         self._open: dict[Offset, OpenMessage] = {}
@@ -292,6 +294,9 @@ class QueueState:
         self.bound.count += 1
         if lock is not None:
             self._keys.setdefault(lock, []).append(offset)
+        self.scan_offset = message.end
+        if len(self._done):
+            self._skip_done()
         if before is not None and now.wall_ms < before.due_ms != KEPT_DUE_MS:
             message.state = MessageState.DELAYED
             left_ms = before.due_ms - now.wall_ms
@@ -300,9 +305,6 @@ class QueueState:
             self._delays.set(offset, now.mono_ms + left_ms)
         else:
             self._queue(message)
-        self.scan_offset = message.end
-        if len(self._done):
-            self._skip_done()
 
     def pass_over(self, end: Offset, count: int) -> None:
         """Count messages from the scan offset to `end` as done: they do not match.
@@ -406,7 +408,7 @@ class QueueState:
             heapq.heappop(queued)
             message.heap = None
             self.ready_count -= 1
-            self._counter += 1
+            self._counter += 2
             message.delivery = delivery = base | self._counter
             message.count += 1
             lease.add(message)
@@ -624,7 +626,7 @@ class QueueState:
         """End the leases, delays and reclaim time that have expired."""
         if self.reclaim is not None and self.reclaim.until_ms <= now.mono_ms:
             self.reclaim, self._reclaim_end, self._kept = None, Offset(0), frozenset()
-            for message in self._open.values():
+            for message in [*self._open.values()]:
                 if message.state is MessageState.READY:
                     self._queue(message)
         for lease in self.leases.take_due(now.mono_ms):
@@ -675,12 +677,16 @@ class QueueState:
         """Queue a READY message, unless an earlier open message has its key.
 
         A message that a worker may hold from an earlier incarnation is queued when the
-        reclaim time is over.
+        reclaim time is over. One that was given out often enough becomes a dead letter:
+        its letter was not stored before the restart, or the maximum was reduced.
         """
         at = message.offset
         if message.heap is not None or at < self._reclaim_end or at in self._kept:
             return
         if message.key is None or self._is_first(message):
+            if message.count >= self.rules.deliveries_max:
+                self._dead_letter(message, f"deliveries: {message.count}")
+                return
             is_alone = message.silent_count >= ALONE_COUNT
             message.heap = self._alone if is_alone else self._queued
             heapq.heappush(message.heap, at)

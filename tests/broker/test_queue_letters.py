@@ -127,6 +127,29 @@ def test_a_dead_letter_that_its_topic_refuses_is_tried_again(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
+def test_the_state_is_written_whole_while_a_letter_waits(tmp_path: Path) -> None:
+    """`__queues` is trimmed however long the topic refuses it."""
+
+    async def scenario(broker: Broker, peer: Peer) -> None:
+        topics, outcomes = broker.context.topics, list[object]()
+        await put(peer, b"bad")
+        worker = Worker(peer)
+        (bad,) = await worker.take(1)
+        topics.close_partitions("meta-test", start=0, end=None)
+        assert await worker.say(bad, SettleVerb.REJECT, text="x") is Word.LATER
+        queue = queue_of(broker)
+        assert (queue.letters_open, queue.letters_tried) == (1, 0)
+        queue.snapshot(broker.context.queues.now(), outcomes.append)
+        await until(lambda: outcomes)
+        assert outcomes == [None]
+        topics.open_partitions("meta-test")
+        await until(lambda: not queue.letters_open)
+        assert len(await stored(broker, "meta-test", 1)) == 1
+
+    run(tmp_path, scenario, dead_letter_topic="meta-test")
+
+
+@pytest.mark.slow
 def test_letters_that_wait_go_where_an_altered_group_says(tmp_path: Path) -> None:
     """To another topic, or nowhere; then nothing is wrong any more."""
 

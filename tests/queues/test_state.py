@@ -744,6 +744,66 @@ def test_a_snapshot_is_what_a_restart_would_know() -> None:
     assert (numbers([late]), late.deliveries) == ([2], 2)
 
 
+@pytest.mark.parametrize("is_whole", [False, True], ids=["changes", "snapshot"])
+def test_a_message_of_a_letter_that_is_not_stored_is_not_given_out_too_often(
+    is_whole: bool,
+) -> None:
+    """After a restart its letter is sent again, at the latest after the last time."""
+    rig = Rig(QueueRules(retry_delays_ms=(), deliveries_max=2))
+    rig.put()
+    for _ in range(2):
+        rig.settle(rig.take()[0], SettleVerb.NACK)
+    assert [each.offset for each in rig.letters] == [0]
+    if is_whole:
+        rig.snapshot()
+    rig.crash()
+    taken = rig.take()
+    assert [each.deliveries for each in taken] == ([] if is_whole else [2])
+    for each in taken:
+        rig.settle(each, SettleVerb.NACK)
+    rig.store()
+    assert [each[:3] for each in rig.letters] == [(0, 100, 2)]
+
+
+@pytest.mark.parametrize("reclaim_ms", [0, 10])
+def test_a_message_is_dropped_where_the_maximum_was_reduced(reclaim_ms: int) -> None:
+    """Once no worker may hold it, and nothing that was done after it comes again."""
+    rig = Rig(QueueRules(retry_delays_ms=(), takes_letters=False))
+    rig.put(3)
+    taken = rig.take(2)
+    rig.settle(taken[0], SettleVerb.NACK)
+    rig.ack(taken[1])
+    rig.rules = QueueRules(deliveries_max=1, takes_letters=False)
+    rig.crash(reclaim_ms)
+    if reclaim_ms:
+        assert (rig.take(3), rig.state.open_count) == ([], 2)
+        rig.pass_time(reclaim_ms)
+    assert numbers(rig.take(3)) == [2]
+    assert (rig.state.dropped_count, rig.state.open_count) == (1, 1)
+    rig.crash()
+    assert numbers(rig.take(3)) == [2]
+
+
+@pytest.mark.parametrize("is_clean", [False, True], ids=["snapshot", "stop"])
+def test_a_late_ack_does_not_take_a_message_from_its_worker_after_a_restart(
+    is_clean: bool,
+) -> None:
+    """The state that was written knows that the message was given out again."""
+    rig = Rig()
+    rig.put()
+    (late,) = rig.take(worker="a", lease_ms=10)
+    rig.pass_time(10)
+    (taken,) = rig.take(worker="b")
+    if is_clean:
+        rig.stop(reclaim_ms=10)
+    else:
+        rig.snapshot()
+        rig.crash(reclaim_ms=10)
+    rig.scan_through(late.offset)
+    assert rig.settle(late, SettleVerb.ACK, worker="a") is Word.LOST
+    assert rig.settle(taken, SettleVerb.ACK, worker="b") is Word.OK
+
+
 def test_what_never_reached_its_worker_is_given_out_again() -> None:
     """It does not count."""
     rig = Rig()
